@@ -3,8 +3,8 @@
 The learner reduces, the display shows and the report charts a metric as it is declared here;
 docs/metrics.md has a row for each, which says what it means. Capitals stand for something: `turn=T`
 a turn counted from 1, `turns=N` a number of turns, `LABEL=VALUE` a label of the task, `STOP` a stop
-reason, `TEXT` a text, `NAME` a reward or an environment, `CAUSE` a class of errors or of failures,
-`@K` episodes per task. Other splits have `eval_SPLIT/` for `eval/`.
+reason, `TEXT` a text, `NAME` a reward, a role or an environment, `CAUSE` a class of errors or of
+failures, `@K` episodes per task. Other splits have `eval_SPLIT/` for `eval/`.
 """
 
 from __future__ import annotations
@@ -119,6 +119,8 @@ ROLLOUT = (
     Metric("rollout/reward/NAME", "mean reward", "mean of trajectories"),
     Metric("rollout/reward_std/NAME", "standard deviation of reward", "over trajectories"),
     Metric("rollout/reward_failed/NAME=CAUSE", "trajectories", "count"),
+    Metric("rollout/role_reward/NAME", "mean reward", "mean of trajectories"),
+    Metric("rollout/role_turns/NAME", "turns", "sum of trajectories"),
     Metric("rollout/turns_mean", "mean of turns", "mean of trajectories"),
     Metric("rollout/segments_mean", "segments", "mean of trajectories"),
     Metric("rollout/entropy", "nats per token", "mean of action tokens"),
@@ -156,6 +158,11 @@ CURRICULUM = (
 TOKENS = (
     Metric("rollout/action_tokens", "tokens", "sum of trajectories"),
     Metric("rollout/context_tokens", "tokens", "sum of trajectories"),
+    Metric("rollout/frozen_turns", "turns", "sum"),
+    Metric("rollout/frozen_tokens", "tokens", "sum"),
+    Metric("rollout/server_retries", "requests", "sum"),
+    Metric("rollout/server_failures", "requests", "sum"),
+    Metric("rollout/server_dropped", "requests", "sum"),
     Metric("rollout/action_tokens_mean", "tokens per trajectory", "mean of trajectories"),
     Metric("rollout/action_tokens_p90", "tokens per trajectory", "90th percentile"),
     Metric("rollout/context_tokens_mean", "tokens per trajectory", "mean of trajectories"),

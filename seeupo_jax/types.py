@@ -40,17 +40,20 @@ class Segment:
       recorded; 0 at context.
     expert_LG: experts that the sampler's routers chose for each token, of `Routing.dtype`; its
       `unknown` for tokens that it did not compute, after the last action. None: not recorded.
+    role: whose conversation it is; "": of the only one.
     """
 
     tokens_L: np.ndarray
     turn_L: np.ndarray
     logp_L: np.ndarray
     expert_LG: np.ndarray | None = None
+    role: str = ""
 
     def until(self, end: int) -> Segment:
         """The segment up to so many tokens."""
         arrays = self.tokens_L[:end], self.turn_L[:end], self.logp_L[:end]
-        return Segment(*arrays, None if self.expert_LG is None else self.expert_LG[:end])
+        expert_LG = None if self.expert_LG is None else self.expert_LG[:end]
+        return Segment(*arrays, expert_LG, self.role)
 
 
 class RewardRow(NamedTuple):
@@ -69,10 +72,12 @@ class RewardTable:
       `total` does not follow from `named` to the bit and is stored.
     named: before their weights: `env`, those that the environment names, and those of
       config.rewards; empty: the environment's own reward was the only one.
+    roles: what a role earned beside `total`, which is every role's.
     """
 
     total: RewardRow
     named: Mapping[str, RewardRow] = field(default_factory=dict[str, RewardRow])
+    roles: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @classmethod
     def of(
@@ -81,6 +86,7 @@ class RewardTable:
         turn_rewards: Sequence[float] = (),
         rewards: Mapping[str, float] | None = None,
         named_turn_rewards: Mapping[str, Sequence[float]] | None = None,
+        role_rewards: Mapping[str, float] | None = None,
     ) -> RewardTable:
         """The table of the fields of a stored line; see `Trajectory` for their meaning.
 
@@ -98,7 +104,7 @@ class RewardTable:
             name: RewardRow(episode, tuple(turns[name]) if name in turns else None)
             for name, episode in rewards.items()
         }
-        return cls(RewardRow(reward, tuple(turn_rewards)), named)
+        return cls(RewardRow(reward, tuple(turn_rewards)), named, role_rewards or {})
 
     def with_reward(self, reward: float) -> RewardTable:
         """The table with another total of the episode; the turns keep theirs."""
@@ -117,7 +123,8 @@ class Trajectory:
     """One episode: its tokens, its rewards and why it stopped.
 
     segments: one, unless the context was rewritten between turns; each turn lies in exactly one.
-    reward_table: its rewards; `reward`, `turn_rewards`, `rewards` and `named_turn_rewards` read it.
+    reward_table: its rewards; `reward`, `turn_rewards`, `rewards`, `named_turn_rewards` and
+      `role_rewards` read it.
     group: index of the task within the iteration; members of a group start from the same state.
     stop: done | max_turns | max_tokens | env_error | timeout | unchosen (a candidate of a turn that
       another one was preferred to: its last action was not executed).
@@ -151,10 +158,11 @@ class Trajectory:
         turn_rewards: Sequence[float] = (),
         rewards: Mapping[str, float] | None = None,
         named_turn_rewards: Mapping[str, Sequence[float]] | None = None,
+        role_rewards: Mapping[str, float] | None = None,
         **fields: Any,
     ) -> Trajectory:
-        """A trajectory of its stored fields, which have the rewards in four of them."""
-        table = RewardTable.of(reward, turn_rewards, rewards, named_turn_rewards)
+        """A trajectory of its stored fields, which have the rewards in five of them."""
+        table = RewardTable.of(reward, turn_rewards, rewards, named_turn_rewards, role_rewards)
         return cls(segments, table, group, task_id, **fields)
 
     def stored_fields(self) -> dict[str, Any]:
@@ -183,6 +191,11 @@ class Trajectory:
         return {name: row.turns for name, row in rows if row.turns is not None}
 
     @property
+    def role_rewards(self) -> dict[str, float]:
+        """Rewards of single roles beside `reward`, by role; empty: there are none."""
+        return dict(self.reward_table.roles)
+
+    @property
     def turns(self) -> int:
         """How many turns were sampled."""
         return 1 + max((int(s.turn_L.max(initial=CONTEXT)) for s in self.segments), default=CONTEXT)
@@ -206,7 +219,7 @@ class Trajectory:
 _STORED_FIELDS = (
     *("segments", "reward", "group", "task_id", "seed", "stop", "messages", "info"),
     *("policy_version", "turn_rewards", "timeout_counts", "rewards", "named_turn_rewards"),
-    *("parent", "fork"),
+    *("parent", "fork", "role_rewards"),
 )
 
 

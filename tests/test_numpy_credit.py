@@ -12,6 +12,7 @@ OWN = {
     **{"history": 2, "power": 1.0, "lam": 0.95, "bootstrap_truncated": False, "std_floor": 0.1},
     **{"implicit_coef": 0.05, "norm": "none", "success_above": 0.0, "pair_score": "mean"},
     **{"alpha": 1.0, "metric": "turns", "mu": 0.5, "progress_coef": 1.0, "grounding_coef": 0.5},
+    "decay": 0.95,
 }
 OPTIONS = twin.Options(order=[], scale="none", advantage_clip=None, estimator=OWN)
 
@@ -252,3 +253,11 @@ def test_all_tokens_of_a_turn_have_its_advantage(advantage):
     np.testing.assert_allclose(first, [0, 1 + episode, 1 + episode, 0, episode])
     np.testing.assert_allclose(second, [0, -1 - episode, 0, -episode])
     np.testing.assert_allclose(failed, [0, 0])
+
+
+def test_rae_is_the_reward_less_the_moving_average_before_it():
+    """b: 0, 0.5 x 4 = 2, 0.5 x 2 + 0.5 x -2 = 0; what failed changes nothing."""
+    rewards = [4.0, 9.0, -2.0, 1.0]
+    batch = [trajectory([-1, 0], r, failed=i == 1) for i, r in enumerate(rewards)]
+    found = credited(batch, advantage="rae", decay=0.5)
+    close([each[0] for each in found], [[0, 4], [0, 0], [0, -4], [0, 1]])

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -26,6 +26,7 @@ from seeupo_jax.envs.validation import (
     OWN_REWARD,
     ProtocolError,
     check_named_rewards,
+    check_role_rewards,
     check_step_lists,
 )
 from seeupo_jax.rewards.reward_ledger import RewardLedger
@@ -94,6 +95,7 @@ class AgentEpisode(Episode):
 
     open_turns: by their keys in the engine, in the order in which they began.
     keys: the engine's key of each lineage.
+    role_names: of `config.roles`.
     limit: the limit that refused the last call, if one did: max_turns | max_tokens.
     unread: the new messages of the first call that was refused after the last turn.
     refused: number of refused calls.
@@ -107,6 +109,7 @@ class AgentEpisode(Episode):
     open_turns: dict[int, OpenTurn] = field(default_factory=dict)
     keys: dict[int, int] = field(default_factory=dict)
     limit: str | None = None
+    role_names: Sequence[str] = ()
     unread: tuple[Message, ...] = ()
     refused: int = 0
     outcome: AgentResult | Failure | None = None
@@ -190,6 +193,8 @@ class AgentEpisode(Episode):
                 f" each of its {turns} turns."
             )
         check_step_lists(result.info, "the agent's result: info", turns)
+        of_roles, where = result.role_rewards, "the agent's result: role_rewards"
+        self.ledger.add_roles(check_role_rewards(of_roles, where, roles=self.role_names))
         where = "the agent's result: rewards"
         named = check_named_rewards(result.rewards, where, turns=turns)
         turn_rewards = given if given else [*[0.0] * (turns - 1), result.reward]

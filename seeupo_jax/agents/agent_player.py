@@ -31,6 +31,7 @@ from seeupo_jax.agents.calls import (
 )
 from seeupo_jax.agents.lineages import Lineages, ReadCall, check_length
 from seeupo_jax.agents.sampled_text import SampledText
+from seeupo_jax.configuration.role_schema import role_names
 from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.envs.pool import Failure
 from seeupo_jax.rollout.engine.protocol import Action, Turn
@@ -205,7 +206,9 @@ class AgentPlayer:
 
     def open(self, key: int, request: EpisodeRequest) -> None:
         lineages = Lineages(self._worker.tokenizer, self._host.form.tool_format)
-        episode = AgentEpisode(request, self._slots.pop(), lineages=lineages)
+        names = role_names(self._worker.roles)
+        slot = self._slots.pop()
+        episode = AgentEpisode(request, slot, lineages=lineages, role_names=names)
         self._open[key] = episode
         options, split = self._options, self._options.split
         session = _AgentSession(self, self._inbox, key, episode)
@@ -391,6 +394,7 @@ class AgentPlayer:
                 constraint=self._host.form.after_thoughts(
                     call.constraint, self._worker.tokenizer, turn.turn.read.conversation.tokens
                 ),
+                role=call.role,
             )
         )
 

@@ -40,6 +40,7 @@ class ModelCall:
     prompt: the context itself instead of messages, as a text or as tokens. At a server only.
     echo: whether the completion has the context too; scores: number of likeliest tokens to state
       beside each of its log-probabilities, None: these are not computed either.
+    role: that the client plays; "": the policy's own.
     """
 
     messages: tuple[HistoryMessage, ...]
@@ -54,6 +55,7 @@ class ModelCall:
     prompt: str | tuple[int, ...] | None = None
     echo: bool = False
     scores: int | None = None
+    role: str = ""
 
 
 class EchoedContext(NamedTuple):
@@ -198,6 +200,7 @@ class AgentResult:
     reward: of the episode; with `turn_rewards`, one per turn, their sum.
     score: from 0 to 1, 1 is success; None: the reward, clipped to that range.
     rewards: additional rewards by name, as `StepResult.rewards`. info: for logs.
+    role_rewards: as `StepResult.role_rewards`.
     """
 
     reward: float
@@ -205,6 +208,7 @@ class AgentResult:
     rewards: Mapping[str, TurnRewards] = field(default_factory=dict[str, TurnRewards])
     turn_rewards: Sequence[float] = ()
     info: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    role_rewards: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,7 @@ class Endpoint:
       sampling: the rules of all keys without their own.
       model: the served name; requests may give any name.
       form: the form of the policy's answers.
+      roles: names that requests give as their model to play a role of their episode.
       origins: of web pages that may call (CORS): `*`, or addresses such as http://localhost:3000.
       metrics: figures in Prometheus' form, for /metrics; None: there are none.
     """
@@ -125,11 +126,13 @@ class Endpoint:
         sampling: SamplingRules,
         model: str,
         form: AnswerForm,
+        roles: Sequence[str] = (),
         limits: Limits = Limits(),
         origins: Sequence[str] = (),
         metrics: Callable[[], bytes] | None = None,
     ):
         self._sampling, self._model, self._limits = sampling, model, limits
+        self._roles = tuple(roles)
         self._form, self._metrics = form, metrics
         self._clients: dict[str, _Client] = {}
         self._calls: set[asyncio.Task[Completion]] = set()
@@ -306,6 +309,8 @@ class Endpoint:
                 tree = parse_json(body)
             except ValueError as error:
                 raise CallRefused(f"the body: {error}.", code="invalid_json") from None
+            if isinstance(tree, dict) and tree.get("model") in self._roles:
+                caller.model = caller.role = tree["model"]
             return read_tree(tree, caller)
 
         result = await asyncio.to_thread(read) if len(body) > LARGE else read()
@@ -396,36 +401,42 @@ class Endpoint:
         return JSONResponse(
             {
                 "object": "list",
-                "data": [self._describe_model()],
+                "data": [_describe_model(name) for name in self._names],
                 "has_more": False,
-                "first_id": self._model,
-                "last_id": self._model,
+                "first_id": self._names[0],
+                "last_id": self._names[-1],
             }
         )
 
     async def _show_model(self, request: Request) -> Response:
         self._client(request)
         name = request.path_params["name"]
-        if name != self._model:
+        if name not in self._names:
             raise CallRefused(
-                f"model: got {name[:80]!r}; allowed: {self._model!r}.",
+                f"model: got {name[:80]!r}; allowed: {', '.join(map(repr, self._names))}.",
                 status=404,
                 code="model_not_found",
                 param="model",
             )
-        return JSONResponse(self._describe_model())
+        return JSONResponse(_describe_model(name))
 
-    def _describe_model(self) -> dict[str, Any]:
-        """The model in OpenAI's and Anthropic's form together; their fields do not collide."""
-        return {
-            "id": self._model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "seeupo_jax",
-            "type": "model",
-            "display_name": self._model,
-            "created_at": "1970-01-01T00:00:00Z",
-        }
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """The names of the policy and of the roles."""
+        return (self._model, *self._roles)
+
+
+def _describe_model(name: str) -> dict[str, Any]:
+    """A model in OpenAI's and Anthropic's form together; their fields do not collide."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "seeupo_jax",
+        "type": "model",
+        "display_name": name,
+        "created_at": "1970-01-01T00:00:00Z",
+    }
 
 
 async def _answer_health(request: Request) -> Response:

@@ -38,13 +38,14 @@ _KEPT_EVERY = 16  # one in this many consecutive turns keeps its conversation fo
 class ReadCall:
     """A call as the model reads it.
 
-    tools: its tools. digest: of these and all its messages.
+    role: that calls. tools: its tools. digest: of these and all its messages.
     parent: the turn that it continues. depth: number of its ancestors.
     messages, new: the messages since the parent, in the tokenizer's form, and as text with calls
       written out.
     kept: its conversation, if it is cached.
     """
 
+    role: str
     tools: tuple[Tool, ...]
     digest: bytes
     parent: LineageTurn | None
@@ -101,6 +102,7 @@ class Lineages:
         self._tokenizer, self._format = tokenizer, tool_format
         self._turns: list[LineageTurn] = []  # open or answered
         self._tips: dict[int, LineageTurn] = {}  # the last turn of each lineage
+        self._roles: dict[int, str] = {}  # of each lineage
         self._ends = defaultdict[bytes, list[LineageTurn]](list)  # by the digest with the answer
         self._transcripts = defaultdict[int, Transcript](Transcript)  # by lineage
         self._listed: dict[str, tuple[Tool, ...]] = {}  # each list of tools once, by its JSON
@@ -128,7 +130,7 @@ class Lineages:
         Raises:
           ValueError: the tokenizer rejects the messages.
         """
-        digests = list(history_digests(call.messages, call.tools))
+        digests = list(history_digests(call.messages, call.tools, call.role))
         tools = self._listed.setdefault(json.dumps(call.tools), call.tools)
         parent, shared = self._continued(digests, call.messages)
         new = call.messages[shared:]
@@ -139,8 +141,8 @@ class Lineages:
             depth, before = parent.read.depth + 1, parent.read.conversation
             parent.read.kept = before  # it may be continued again
             conversation = before.extend(parent.action, read)
-        shown = tuple(map(self._message, new))
-        return ReadCall(tools, digests[-1], parent, depth, read, shown, conversation)
+        shown = tuple(self._message(each) | _named(call.role) for each in new)
+        return ReadCall(call.role, tools, digests[-1], parent, depth, read, shown, conversation)
 
     def begin(self, read: ReadCall) -> LineageTurn:
         """Begins the turn of a call that was just read."""
@@ -153,6 +155,7 @@ class Lineages:
         self._started += 1
         self._turns.append(turn)
         self._tips[lineage] = turn
+        self._roles[lineage] = read.role
         self.tools |= {tool["name"]: tool for tool in read.tools}
         return turn
 
@@ -192,8 +195,8 @@ class Lineages:
         for number, turn in enumerate(self._answered()):
             dense_T[turn.number] = number
         segments = tuple(
-            replace(segment, turn_L=_renumber(segment.turn_L, dense_T))
-            for _, transcript in sorted(self._transcripts.items())
+            replace(segment, turn_L=_renumber(segment.turn_L, dense_T), role=self._roles[lineage])
+            for lineage, transcript in sorted(self._transcripts.items())
             for segment in transcript.segments()
         )
         return segments or Transcript().segments()
@@ -204,7 +207,8 @@ class Lineages:
         for turn in self._answered():
             mark = self._format.mark if turn.read.tools else ""
             text = text_with_mark(self._tokenizer, turn.action, mark)
-            messages += [*turn.read.new, {"role": "assistant", "content": text}]
+            answer = {"role": "assistant", "content": text} | _named(turn.read.role)
+            messages += [*turn.read.new, answer]
         return messages
 
     def _answered(self) -> list[LineageTurn]:
@@ -231,6 +235,11 @@ class Lineages:
         sent = {HISTORY: "sent"} if message.role == "assistant" else {}
         message = _with_thoughts(message, self._tokenizer)
         return {"role": message.role, "content": _written(message, self._format), **sent}
+
+
+def _named(role: str) -> Message:
+    """The field of a message of this role's conversation."""
+    return {"name": role} if role else {}
 
 
 def _renumber(turn_L: np.ndarray, number_T: np.ndarray) -> np.ndarray:
@@ -324,9 +333,11 @@ def plain_text(message: HistoryMessage) -> str:
     return canonical_json([message.role, message.content.strip(), calls])
 
 
-def history_digests(messages: Sequence[HistoryMessage], tools: Sequence[Tool]) -> Iterator[bytes]:
-    """Yields the digests of the first 0, 1, 2, ... messages with these tools."""
-    digest = hashlib.sha256(canonical_json(tools).encode()).digest()
+def history_digests(
+    messages: Sequence[HistoryMessage], tools: Sequence[Tool], role: str = ""
+) -> Iterator[bytes]:
+    """Yields the digests of the first 0, 1, 2, ... messages of a role with these tools."""
+    digest = hashlib.sha256(role.encode() + canonical_json(tools).encode()).digest()
     yield digest
     for message in messages:
         digest = extend_digest(digest, message)

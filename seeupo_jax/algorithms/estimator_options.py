@@ -109,6 +109,14 @@ class GainOptions(Options):
 
 
 @dataclass(frozen=True)
+class BaselineOptions(Options):
+    """Options of `baseline_N`."""
+
+    decay: float = within(0, 1, 0.95)
+    """Weight of the rewards before in a role's baseline, each time that one is added."""
+
+
+@dataclass(frozen=True)
 class MetricOptions(Options):
     """Options of `metric_N`."""
 
@@ -147,6 +155,7 @@ INPUT_OPTIONS: dict[str, type[Options]] = {
     "state_NK": StateOptions,
     "gain_NK": GainOptions,
     "metric_N": MetricOptions,
+    "baseline_N": BaselineOptions,
     "implicit_NK": ImplicitOptions,
     "progress_NL": ScorerOptions,
 }

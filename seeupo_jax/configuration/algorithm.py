@@ -242,6 +242,11 @@ class Algorithm(LossOptions, SweepOptions):
         return "running_mean_Q" in self.estimator_entry.needs
 
     @property
+    def keeps_baselines(self) -> bool:
+        """Whether it reads moving averages of the run's rewards by role."""
+        return "baseline_N" in self.estimator_entry.needs
+
+    @property
     def reads_forks(self) -> bool:
         """Whether advantages are computed on the tree of branching trajectories."""
         return "node_NK" in self.estimator_entry.needs

@@ -14,6 +14,7 @@ from seeupo_jax.configuration.fields import assign, build, own_names, parse, typ
 from seeupo_jax.configuration.layers import layered, without
 from seeupo_jax.configuration.model_schema import Lora
 from seeupo_jax.configuration.reward import Judge, check_rewards
+from seeupo_jax.configuration.role_schema import check_roles
 from seeupo_jax.configuration.rules.algorithm_rules import (
     check_ahead,
     check_choices,
@@ -151,6 +152,7 @@ def _check_combination(config: Config, recipe: Mapping[str, Any]) -> None:
     check_rewards(config.rewards)
     check_weights(algorithm, config.rewards)
     check_agent(config.agent, rollout.grammar)
+    check_roles(config.roles, algorithm)
     if config.judge != Judge() and algorithm.forks.kind != "candidates":
         raise ValueError(
             f"config.judge: got one with algorithm.forks.kind={algorithm.forks.kind}; allowed:"

@@ -30,11 +30,12 @@ DECISIONS: Mapping[str, Mapping[Decision, str]] = {
     "": {
         C: "log_checksum",
         A: "iterations recipe stop_after_idle rollout_ahead",
-        R: "seed rewards",
+        R: "seed rewards roles",
     },
     "rewards[]": {C: "concurrency timeout_s", R: "function weight name options"},
     "judge": {C: "concurrency timeout_s", R: "function options"},
     "teacher": {A: "coef discount", T: "path by_task server", R: "hint dtype"},
+    "roles[]": {R: "name path server model"},
     "model": {
         C: "remat attention",
         T: "path",
@@ -89,7 +90,7 @@ DECISIONS: Mapping[str, Mapping[Decision, str]] = {
     "telemetry": {A: "trackers display trajectory_share trajectory_mib entropy"},
 }
 # Which trajectories are sampled, but for the policy.
-SAMPLING = ("seed", "rollout", "env", "rewards", "agent", "curriculum", "judge")
+SAMPLING = ("seed", "rollout", "env", "rewards", "roles", "agent", "curriculum", "judge")
 # Parts of the configuration that a kind of run reads, and that have fields which may not change.
 TRAINING_PARTS = (*SAMPLING, "teacher", "model", "warm_start", "evaluation")
 SUPERVISED_PARTS = ("seed", "model", "sft")

@@ -21,6 +21,7 @@ from seeupo_jax.configuration.model_schema import Chat, Lora, Mesh, Model, Offlo
 from seeupo_jax.configuration.optimizer_schema import Optimizer
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.configuration.reward import Judge, Reward, reward_weights
+from seeupo_jax.configuration.role_schema import Role
 from seeupo_jax.configuration.supervised_schema import Sft, WarmStart
 from seeupo_jax.configuration.teacher_schema import Teacher
 from seeupo_jax.configuration.user_code import cached_by_name, describe, import_attribute, shown
@@ -247,6 +248,8 @@ class Config:
     """1: sample the next iteration while one is swept."""
     rewards: tuple[Reward, ...] = ()
     """Functions that pay besides the environment, and what each named reward weighs."""
+    roles: tuple[Role, ...] = ()
+    """The roles of an episode besides the policy's own; who plays each, and which are trained."""
     # Those that hold a dict are made for each configuration.
     judge: Judge = dataclasses.field(default_factory=Judge)
     teacher: Teacher = dataclasses.field(default_factory=Teacher)

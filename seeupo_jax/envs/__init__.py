@@ -36,6 +36,7 @@ ENVIRONMENTS = {
     "prompts": "seeupo_jax.envs.prompts:Prompts",
     "gymnasium_text": "seeupo_jax.envs.gymnasium_text:GymnasiumText",
     "openenv": "seeupo_jax.envs.openenv:OpenEnv",
+    "kuhn_poker": "seeupo_jax.envs.kuhn_poker.environment:KuhnPoker",
     "mixture": "seeupo_jax.envs.mixture:make_mixture",
     "textworld_express": "seeupo_jax.envs.textworld_express:TextWorldExpress",
 }

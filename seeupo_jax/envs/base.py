@@ -87,6 +87,9 @@ class StepResult:
     rewards: further shares of the episode's reward, by name; `config.rewards` weighs each, by
       default with 1, and each is logged. A number is a reward of this step; a list, with a number
       for each step so far, adds to their rewards, for what a later step decides about earlier ones.
+    role: who acts next, and reads `observation`; the first to act is the environment's attribute
+      `role`, if it has one. "": the only one. `config.roles` names the others.
+    role_rewards: what single roles earn beside `reward` and `rewards`, which all roles share.
     """
 
     observation: tuple[Message, ...]
@@ -94,6 +97,8 @@ class StepResult:
     done: bool
     info: dict[str, Any] = field(default_factory=dict[str, Any])
     rewards: Mapping[str, TurnRewards] = field(default_factory=dict[str, TurnRewards])
+    role: str = ""
+    role_rewards: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True)

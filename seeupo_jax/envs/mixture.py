@@ -24,7 +24,7 @@ from seeupo_jax.envs.base import (
 )
 from seeupo_jax.envs.snapshot import fork, has_fork
 from seeupo_jax.envs.tasks import list_task_shares, task_labels, task_reference
-from seeupo_jax.envs.validation import has_demonstrations, reset_episode
+from seeupo_jax.envs.validation import first_role, has_demonstrations, reset_episode
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,19 @@ class Mixture(Killable):
         return reset_episode(environment, part_task, seed, episode_seed)
 
     def step(self, text: str) -> StepResult:
-        return self._running().step(text)
+        step = self._running().step(text)
+        if not isinstance(step, StepResult) or not step.role_rewards:
+            return step
+        # Baselines of roles are of each environment apart.
+        return dataclasses.replace(step, info={ENVIRONMENT: self._playing, **step.info})
 
     def score(self) -> float:
         return self._running().score()
+
+    @property
+    def role(self) -> str:
+        """The role that acts first in the episode."""
+        return first_role(self._running())
 
     @property
     def finish(self) -> Callable[[str], float | None] | None:

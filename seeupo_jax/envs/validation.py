@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -82,12 +82,32 @@ def check_reset(answer: Any) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
     return _messages(messages, "reset() messages"), _tools(tools)
 
 
-def check_step(answer: Any, *, turn: int | None = None, max_reward: float = math.inf) -> StepResult:
+def first_role(environment: Any, roles: Collection[str] | None = None) -> str:
+    """The role that acts first in the episode that was just reset; `roles`: as of `check_role`."""
+    return check_role(getattr(environment, "role", ""), "the attribute role", roles)
+
+
+def check_role(value: Any, where: str, roles: Collection[str] | None = None) -> str:
+    """Validates the name of a role; `roles`: those that there are beside `""`; None: any."""
+    if value == "" or (is_name(value) and (roles is None or value in roles)):
+        return value
+    names = NAMES if roles is None else ", ".join(roles) or "it alone without config.roles"
+    raise refusal(where, value, f'"", or a name of config.roles: {names}')
+
+
+def check_step(
+    answer: Any,
+    *,
+    turn: int | None = None,
+    max_reward: float = math.inf,
+    roles: Collection[str] | None = None,
+) -> StepResult:
     """Validates what `step` returned; its rewards become floats, its `info` plain JSON values.
 
     Args:
       turn: the step's index in the episode, from 0; None: unknown.
       max_reward: the largest magnitude of each of a step's rewards.
+      roles: as of `check_role`.
     """
     if not all(hasattr(answer, name) for name in _FIELDS):
         raise refusal("step()", answer, f"a StepResult({', '.join(_FIELDS)})")
@@ -100,7 +120,34 @@ def check_step(answer: Any, *, turn: int | None = None, max_reward: float = math
     if not isinstance(done, bool | np.bool_ | int) or done not in (0, 1):
         raise refusal("step() done", done, "True or False")
     info = check_info(answer.info, "step() info", steps)
-    return StepResult(observation, reward, bool(done), info, named)
+    role = check_role(getattr(answer, "role", ""), "step() role", roles)
+    given, where = getattr(answer, "role_rewards", {}), "step() role_rewards"
+    of_roles = check_role_rewards(given, where, max_reward=max_reward, roles=roles)
+    return StepResult(observation, reward, bool(done), info, named, role, of_roles)
+
+
+def check_role_rewards(
+    value: Any,
+    where: str,
+    *,
+    max_reward: float = math.inf,
+    roles: Collection[str] | None = None,
+    earned: Mapping[str, float] | None = None,
+) -> dict[str, float]:
+    """Validates rewards by role; see `check_reward` and `check_role`.
+
+    Args:
+      earned: the sums of each role's before these; None: 0.
+    """
+    earned = {} if earned is None else earned
+    if not isinstance(value, Mapping):
+        raise refusal(where, value, "a dict of numbers by role")
+    return {
+        check_role(role, where, roles): check_reward(
+            each, f"{where}[{role!r}]", max_reward=max_reward, earned=earned.get(role, 0.0)
+        )
+        for role, each in value.items()
+    }
 
 
 def check_reward(

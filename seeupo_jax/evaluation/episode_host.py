@@ -19,6 +19,7 @@ from seeupo_jax.agents.openai_server import OpenAIServer
 from seeupo_jax.agents.runners.command_agents import CommandAgents, split_command
 from seeupo_jax.agents.runners.function_agents import FunctionAgents, load_function, open_clients
 from seeupo_jax.configuration import schema
+from seeupo_jax.configuration.role_schema import POLICY, role_names
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.envs import Environment, Message, Tool
@@ -26,7 +27,7 @@ from seeupo_jax.envs.mixture import read_components
 from seeupo_jax.envs.pool import EnvCall, EnvPool, Failure
 from seeupo_jax.envs.transport.isolated import IsolatedEnvironment, check_isolated
 from seeupo_jax.envs.transport.open_files import open_files, raise_open_files
-from seeupo_jax.envs.validation import check_reset, check_step, reset_episode
+from seeupo_jax.envs.validation import check_reset, check_step, first_role, reset_episode
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.rollout.environment_player import EnvironmentHost
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _ANSWER = "?"  # of a policy that has not been asked yet
-MODEL = "policy"  # what the endpoint calls it; agents may name any
+MODEL = POLICY  # what the endpoint calls it; agents may name any
 _SERVED = ("remote", "openenv")  # environments that are clients of servers
 _SPARE_FILES = 64  # in addition to conversations and open files: checkpoints, programs
 
@@ -183,6 +184,7 @@ def try_resets(
 
     def begin(environment: Environment, answer: Any) -> tuple[tuple[Tool, ...], str | None]:
         messages, tools = check_reset(answer)
+        first_role(environment, role_names(config.roles))
         refusal = None
         if tokenizer is not None:
             if tools:
@@ -278,7 +280,8 @@ def build_host(
         had, or too few files may be open at once.
     """
     agent = config.agent
-    check_open_files(config, engine.concurrency, served=isinstance(engine, OpenAIServer))
+    served = isinstance(engine, OpenAIServer) or any(role.server for role in config.roles)
+    check_open_files(config, engine.concurrency, served=served)
     if not agent.given:
         return EnvironmentHost(build_pool(config, engine.concurrency))
     form = resolve_form(agent, tokenizer)
@@ -354,6 +357,7 @@ def make_endpoint(
         sampling=_sampling_rules(config, serves=serves),
         model=model,
         form=form,
+        roles=role_names(config.roles) if not serves else (),
         limits=Limits(request_bytes=agent.request_kib * 2**10),
         origins=origins,
         metrics=metrics,

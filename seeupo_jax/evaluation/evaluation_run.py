@@ -24,10 +24,12 @@ from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.evaluation.compared_policies import PolicyFigures, compared_policies
 from seeupo_jax.evaluation.episode_host import build_host
 from seeupo_jax.evaluation.evaluation import evaluate_split
+from seeupo_jax.evaluation.frozen_roles import with_frozen_roles
 from seeupo_jax.evaluation.policy_sources import PolicySource
 from seeupo_jax.metrics.statistics import Estimate, evaluation_table, read_estimates
 from seeupo_jax.policy_io.resuming import chat_note
 from seeupo_jax.rewards.scorer import make_scorer
+from seeupo_jax.rollout.engine.role_engine import RoleEngine
 from seeupo_jax.rollout.player import RolloutWorker
 from seeupo_jax.trajectories.episodes import (
     EpisodeFile,
@@ -96,13 +98,17 @@ def evaluate_policy(
         host = build_host(config, source.engine, tasks, source.tokenizer, progress.log)
         opened.enter_context(contextlib.closing(host))
         progress.phase(f"evaluation of {split}")
+        engine = with_frozen_roles(config, source.engine, source.tokenizer)
+        if isinstance(engine, RoleEngine):
+            opened.enter_context(contextlib.closing(engine))
         worker = RolloutWorker(
-            source.engine,
+            engine,
             host,
             source.tokenizer,
             config.env,
             config.rollout,
             rewards,
+            roles=config.roles,
             watch=progress.watch,
         )
         metrics = evaluate_split(
@@ -176,6 +182,8 @@ def evaluation_settings(
     decisive = without_computed(to_dict(config))
     if config.rewards:
         values["config.rewards"] = decisive["rewards"]
+    if config.roles:
+        values["config.roles"] = decisive["roles"]
     if config.agent.given:
         values["config.agent"] = decisive["agent"]
     if chat is not None:

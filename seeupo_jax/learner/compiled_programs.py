@@ -62,6 +62,7 @@ class Learner:
       does so anyway where the algorithm reads it.
     ema: decay of the average of the parameters in the state; None: there is no average.
     reward_weights: weights of named rewards; any other reward weighs 1.
+    roles: that rewards are compared within, as of `trained_roles`; empty: there is only one.
     frozen: parameters that no step changes: frozen groups, and with adapters all other parameters.
     teachers: whose log-probabilities enter advantages, by `teaching`.
     balance: losses of routers, and the step of selection biases, of a policy with experts.
@@ -86,6 +87,7 @@ class Learner:
     schedule: Schedule | None = None
     ema: float | None = None
     reward_weights: Mapping[str, float] = field(default_factory=dict)
+    roles: tuple[str, ...] = ()
     frozen: Any = field(default_factory=dict)
     teachers: Sequence[TeacherModel] = ()
     teaching: Teacher = field(default_factory=Teacher)

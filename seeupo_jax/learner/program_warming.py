@@ -104,7 +104,8 @@ def compile_programs(
     Returns: the state, which was donated and is returned unchanged.
     """
     names = [OWN_REWARD, *learner.reward_weights]
-    compile_credit(learner.algorithm, learner.shapes, trajectories, names)
+    views = trajectories * max(1, len(learner.roles))
+    compile_credit(learner.algorithm, learner.shapes, views, names)
     programs = [*sweep_programs(learner, trajectories)]
     distinct = distinct_programs(programs, state, ref_params)
     compile_all([functools.partial(each.lower, state, ref_params) for each in distinct], between)

@@ -15,6 +15,7 @@ from seeupo_jax.learner.batching import SegmentBatch
 from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.credit.information_gain import References
 from seeupo_jax.learner.credit.overlong import with_overlong_penalties
+from seeupo_jax.learner.credit.role_baselines import Baselines
 from seeupo_jax.learner.credit.running_rewards import Statistics
 from seeupo_jax.learner.reference_policy import next_kl_coef, sampled_kl
 from seeupo_jax.learner.sweep_control import StepsInFlight, SweepStopped, resume_sweep
@@ -55,6 +56,7 @@ def sweep(
     resume: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None,
     references: References | None = None,
     statistics: Statistics | None = None,
+    baselines: Baselines | None = None,
     labels: Sequence[Mapping[str, str]] | None = None,
 ) -> SweepResult:
     """Updates the policy with one iteration's trajectories; `train` is donated.
@@ -70,7 +72,7 @@ def sweep(
         with before; `train` is the one among them.
       references: answers of the tasks, for the information gain of turns; None: the gain of a turn
         is its reward.
-      statistics: of the run's rewards, as of `running_statistics`; None: of these trajectories.
+      statistics, baselines: of the run's rewards and of its roles, as of `CreditArrays`.
       labels: of each trajectory's task, which select its teacher; None: none has any.
 
     Returns: without a single sampled turn nearly no metrics, and a state in which only the average
@@ -82,14 +84,15 @@ def sweep(
     shaped, shaping = with_overlong_penalties(learner.algorithm, trajectories)
     rows = learner.rows(trajectories)
     own = shaping | exclusion_metrics(learner, rows)
+    of_run = {"references": references, "statistics": statistics, "baselines": baselines}
+    of_run |= {"labels": labels}
     plan = learner.plan(rows.updated_turns, iteration)
     if not plan.updates:
         return _without_step(learner, train, plan, trajectories, own)
     train = learner.at_iteration(train, iteration)
     if resume is None:
-        about = {"references": references, "statistics": statistics, "labels": labels}
         given = learner, train, ref_params, rows, trajectories, plan
-        current = begin_sweep(*given, shaped=shaped, version=iteration - 1, **about)
+        current = begin_sweep(*given, shaped=shaped, version=iteration - 1, **of_run)
     else:
         current = resume_sweep(learner, train, rows, trajectories, *resume)
     # Again: `mask_above` may have left no token of the last turns.

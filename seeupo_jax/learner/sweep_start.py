@@ -28,6 +28,8 @@ from seeupo_jax.learner.credit.information_gain import (
     describe_gains,
     information_gain,
 )
+from seeupo_jax.learner.credit.role_baselines import Baselines
+from seeupo_jax.learner.credit.role_rows import by_role
 from seeupo_jax.learner.credit.running_rewards import Statistics
 from seeupo_jax.learner.credit.teaching import add_teaching, score_by_teachers, teacher_kl
 from seeupo_jax.learner.credit.turn_scores import score_turns
@@ -51,6 +53,7 @@ def begin_sweep(
     version: int,
     references: References | None = None,
     statistics: Statistics | None = None,
+    baselines: Baselines | None = None,
     labels: Sequence[Mapping[str, str]] | None = None,
 ) -> SweepState:
     """Takes the passes of the plan before the first update, and assigns advantages.
@@ -60,7 +63,7 @@ def begin_sweep(
         successes and failures are those of the trajectories without penalties.
       version: of the policy that is swept.
       references: answers of the tasks, which the old policy's pass scores too; None: none.
-      statistics, labels: as of `sweep`.
+      statistics, baselines, labels: as of `sweep`.
     """
     kinds = {each.kind for each in plan.before}
     passes = _score_trajectories(learner, train, ref_params, rows, trajectories, kinds, references)
@@ -87,12 +90,12 @@ def begin_sweep(
     arrays = CreditArrays(
         algorithm,
         learner.shapes,
-        unmasked,
-        shaped,
+        *by_role(unmasked, shaped, learner.roles),
         {**per_token, **scores},
         learner.reward_weights,
         gains=None if first is None else first.gains,
         statistics=statistics,
+        baselines=baselines,
     )
     credit, shares = assign_credit(arrays)
     if "teacher" in kinds:

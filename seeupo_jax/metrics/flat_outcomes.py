@@ -8,6 +8,7 @@ from typing import Any
 
 SUCCESS, REWARD = "rollout/success_rate", "rollout/reward_mean"
 _NO_SIGNAL = "rollout/no_signal_fraction"
+_ROLES = "rollout/role_reward/"  # rewards of roles, which the mean reward has no part of
 WHERE_TO_LOOK = "docs/debugging.md has what to look at"
 LAST_WORDS = "docs/debugging.md#the-last-words-of-a-run"
 _FEWEST = 10  # iterations, below which the first and the last fifth are too few to be compared
@@ -39,7 +40,8 @@ def flat_outcome(lines: Sequence[Mapping[str, Any]]) -> str | None:
             f"{SUCCESS} was 0 in all {len(pairs)} iterations: no episode had a score of 1. The mean"
             f" reward was {between}. {WHERE_TO_LOOK}, in question 3."
         )
-    if success[0] < success[1] and not moves:
+    of_roles = any(name.startswith(_ROLES) for line in lines for name in line)
+    if success[0] < success[1] and not moves and not of_roles:
         return (
             f"the mean reward was {reward[0]:.3g} in all {len(pairs)} iterations, while {SUCCESS}"
             f" was between {success[0]:.3g} and {success[1]:.3g}: success earns nothing."

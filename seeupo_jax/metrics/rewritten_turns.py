@@ -8,6 +8,7 @@ from typing import Any
 
 _TURNS, _SEGMENTS = "rollout/turns_mean", "rollout/segments_mean"
 _LINEAGES = "rollout/lineages_mean"  # an agent's conversations, each of which is a segment
+_ROLES = "rollout/role_turns/"  # each of which has a conversation of its own
 _SHARE = 0.5  # of the turns after the first, above which a warning is due
 
 
@@ -22,7 +23,8 @@ def rewritten_turns(lines: Sequence[Mapping[str, Any]]) -> str | None:
     if not values or not all(isinstance(v, int | float) and math.isfinite(v) for v in values):
         return None
     turns, segments, lineages = values
-    if lineages > 1 or segments - 1 <= _SHARE * (turns - 1):
+    roles = any(name.startswith(_ROLES) for name in found[-1])
+    if roles or lineages > 1 or segments - 1 <= _SHARE * (turns - 1):
         return None
     return (
         f"{segments:.1f} segments per trajectory at {turns:.1f} turns: the chat template rewrites"

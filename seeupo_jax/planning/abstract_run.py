@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.evaluation.frozen_roles import role_config
 from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.credit.advantages import credit_programs
 from seeupo_jax.learner.program_warming import COPY_RATIO, distinct_programs, sweep_programs
@@ -21,7 +22,7 @@ from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.training.build_learner import build_learner
 from seeupo_jax.types import TrainState
 
-SAMPLER, CACHE = "sampler's policy", "KV cache"
+SAMPLER, CACHE, ROLES = "sampler's policy", "KV cache", "frozen roles"
 
 
 class EndIds(NamedTuple):
@@ -117,6 +118,7 @@ def abstract_run(
         "scorer": device_bytes(state.scorer),
         CACHE: engine.plan.bytes,
         SAMPLER: engine.plan.policy_bytes,
+        ROLES: _frozen_role_bytes(config, mesh),
     }
     return AbstractRun(
         config,
@@ -127,3 +129,17 @@ def abstract_run(
         reference,
         {name: size for name, size in parts.items() if size},
     )
+
+
+def _frozen_role_bytes(config: Config, mesh: jax.sharding.Mesh) -> int:
+    """Bytes on one device of the policies that play roles from a folder, and of their samplers."""
+    total = 0
+    for role in config.roles:
+        if role.path is None:
+            continue
+        own = role_config(config, role)
+        policy, params = build.abstract_policy(own, mesh)
+        policy = dataclasses.replace(policy, tokenizer=EndIds())
+        plan = build_engine(own, policy, lambda device: None).plan
+        total += device_bytes(params) + plan.bytes + plan.policy_bytes
+    return total

@@ -22,12 +22,14 @@ class RewardLedger:
     turnless: the weighted sum of an episode that ended before its first turn.
     named: rewards of the episode by name; the environment's own is always among them.
     named_turns: `named` of each turn.
+    roles: rewards of single roles, beside all others.
     """
 
     turns: list[float] = field(default_factory=list)
     turnless: float = 0.0
     named: dict[str, float] = field(default_factory=lambda: {OWN_REWARD: 0.0})
     named_turns: dict[str, list[float]] = field(default_factory=dict)
+    roles: dict[str, float] = field(default_factory=dict)
 
     @property
     def earned(self) -> float:
@@ -37,7 +39,8 @@ class RewardLedger:
     def copy(self) -> RewardLedger:
         """A ledger that later rewards of this one do not change."""
         named_turns = {name: list(turns) for name, turns in self.named_turns.items()}
-        return RewardLedger(list(self.turns), self.turnless, dict(self.named), named_turns)
+        named, roles = dict(self.named), dict(self.roles)
+        return RewardLedger(list(self.turns), self.turnless, named, named_turns, roles)
 
     def open_turn(self) -> None:
         """Begins a turn that was sampled; it earned 0 until its environment answers."""
@@ -54,6 +57,11 @@ class RewardLedger:
         for turn, reward in enumerate(earlier):
             self.turns[turn] += reward
         self._add_named(named)
+
+    def add_roles(self, rewards: Mapping[str, float]) -> None:
+        """Adds rewards of single roles."""
+        for role, reward in rewards.items():
+            self.roles[role] = self.roles.get(role, 0.0) + reward
 
     def add(self, named: Mapping[str, TurnRewards], weighted: Sequence[float]) -> None:
         """Adds rewards of the last turns, such as those of `finish` and of reward functions."""
@@ -96,7 +104,7 @@ class RewardLedger:
             named = {
                 name: RewardRow(each, self._turns_of(name)) for name, each in self.named.items()
             }
-        return RewardTable(RewardRow(self.earned, tuple(self.turns)), named)
+        return RewardTable(RewardRow(self.earned, tuple(self.turns)), named, dict(self.roles))
 
     def _turns_of(self, name: str) -> tuple[float, ...] | None:
         if name not in self.named_turns:

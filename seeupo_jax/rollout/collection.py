@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from seeupo_jax.configuration.role_schema import frozen_roles
 from seeupo_jax.envs.validation import ProtocolError
 from seeupo_jax.errors import NameTaken
 from seeupo_jax.rewards.scorer import POLL_S, REWARD_FAILURE, RewardFailure, ScoringResult
@@ -17,6 +18,7 @@ from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.rollout.episode import Episode, EpisodeRequest
 from seeupo_jax.rollout.player import STOP_POLL_S, CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.rollout.watch import Activity
+from seeupo_jax.trajectories.roles import without_frozen
 from seeupo_jax.types import Trajectory
 
 
@@ -171,6 +173,7 @@ class Collection:
         options, request, candidates = self._options, self._requests[key], self._candidates
         weighted = bool(self._rewards.weights) or candidates is not None
         trajectory = episode.finish(options.seed, options.policy_version, weighted=weighted)
+        trajectory = without_frozen(trajectory, frozen_roles(self._worker.roles))
         unchosen: list[Trajectory] = []
         if candidates is not None:
             trajectory, *unchosen = candidates.finish(key, trajectory)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from seeupo_jax.configuration.role_schema import role_names
 from seeupo_jax.envs.base import Environment
 from seeupo_jax.envs.pool import CallOutcome, EnvCall, EnvPool, Failure
 from seeupo_jax.envs.snapshot import take_snapshot
@@ -15,13 +17,14 @@ from seeupo_jax.envs.validation import (
     OWN_REWARD,
     check_finish,
     check_reset,
+    check_role_rewards,
     check_score,
     check_step,
     check_step_lists,
+    first_role,
     has_finish,
     reset_episode,
 )
-from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rollout.branching.forking import FORK_FAILURE
 from seeupo_jax.rollout.branching.replay import begin_call, step_call
@@ -53,7 +56,7 @@ class EnvironmentHost:
         `max_idle_s` are reset once more: a server may have given them up.
         """
         for slot, request in enumerate(requests):
-            self.pool.submit(_reset_call(slot, request, worker.tokenizer, options))
+            self.pool.submit(_reset_call(slot, request, worker, options))
         return Prefetched(tuple(requests), options, time.monotonic() + max_idle_s)
 
     def drain(self) -> None:
@@ -64,17 +67,18 @@ class EnvironmentHost:
 
 
 def _reset_call(
-    slot: int, request: EpisodeRequest, tokenizer: Tokenizer, options: CollectionOptions
+    slot: int, request: EpisodeRequest, worker: RolloutWorker, options: CollectionOptions
 ) -> EnvCall:
     """The call that resets an episode's environment; its result is for `Episode.on_result`."""
-    seed = options.seed
+    seed, tokenizer, roles = options.seed, worker.tokenizer, role_names(worker.roles)
     episode_seed = request.episode_seed(seed=seed, iteration=options.iteration)
 
     # Checked and tokenised in the worker: a message that the tokenizer refuses is the environment's
     # failure, not the run's.
     def begin(env: Environment, answer: Any) -> Any:
         messages, tools = check_reset(answer)
-        return messages, tools, tokenizer.begin(messages, tools), has_finish(env)
+        role = first_role(env, roles)
+        return messages, tools, tokenizer.begin(messages, tools), has_finish(env), role
 
     return EnvCall(
         slot,
@@ -91,7 +95,11 @@ class EnvironmentPlayer:
         self._worker, self._pool, self._options = worker, pool, options
         self._engine, self._tokenizer = worker.engine, worker.tokenizer
         self._slots = list(range(worker.engine.concurrency))[::-1]  # free ones
+        self._roles = role_names(worker.roles)
         self._open: dict[int, Episode] = {}
+        self._role_keys: dict[int, dict[str, int]] = {}  # the engine's, by episode
+        self._owner: dict[int, int] = {}  # by the engine's key, the key of the episode
+        self._more_keys = itertools.count(-1, -1)  # episodes have the others
         self._key_of: dict[int, int] = {}  # the episode of a slot's environment
         self._stale: set[int] = set()  # keys of environments that are reset once more
         self._over: list[tuple[int, Episode]] = []
@@ -126,7 +134,7 @@ class EnvironmentPlayer:
     def open(self, key: int, request: EpisodeRequest) -> None:
         episode, options = self._seat(key, request), self._options
         if request.fork is None:
-            call = _reset_call(episode.slot, request, self._tokenizer, options)
+            call = _reset_call(episode.slot, request, self._worker, options)
         else:
             episode_seed = request.episode_seed(seed=options.seed, iteration=options.iteration)
             call = begin_call(episode, options.seed, episode_seed)
@@ -153,32 +161,32 @@ class EnvironmentPlayer:
 
     def act(self, action: Action) -> None:
         """Sends a sampled action to its environment."""
-        episode = self._open[action.key]
+        key = self._owner[action.key]
+        episode = self._open[key]
         if action.failure:
             episode.fail("env_error", action.failure)
-            return self._advance(action.key, episode)
+            return self._advance(key, episode)
         if action.too_long:
             episode.stop = "max_tokens"
-            return self._advance(action.key, episode)
+            return self._advance(key, episode)
         turn, earned, worker = episode.turn, episode.ledger.earned, self._worker
-        episode.transcript.act(action.tokens, turn, action.logp, action.experts)
-        episode.ledger.open_turn()
+        episode.act(action)
         text = self._tokenizer.text(action.tokens)
         episode.action_message_indices.append(len(episode.messages))
-        episode.messages.append({"role": "assistant", "content": text})
-        conversation, max_reward = episode.conversation, worker.env.max_reward
+        episode.say([{"role": "assistant", "content": text}])
+        bounds = {"max_reward": worker.env.max_reward, "roles": self._roles}
         earlier = dict.fromkeys(episode.info)  # a list of steps that ends too soon is refused
-        if action.entropy is not None:
-            episode.entropy.append(action.entropy)
         may_fork = self._may_fork(episode)
 
         def extend(env: Environment, answer: Any) -> Any:
-            step = check_step(answer, turn=turn, max_reward=max_reward)
+            step = check_step(answer, turn=turn, **bounds)
             check_step_lists(earlier | step.info, "step() info", turn + 1)
+            where, by_role = "step() role_rewards", episode.ledger.roles
+            check_role_rewards(step.role_rewards, where, earned=by_role, **bounds)
             named = {OWN_REWARD: step.reward, **step.rewards}
             weighted_sums = worker.weigh(named, "step() reward", earned)
             score = check_score(env.score())
-            after = None if step.done else conversation.extend(action.tokens, step.observation)
+            after = None if step.done else episode.after(step, self._tokenizer)
             fork_point = None
             if may_fork and not step.done:
                 fork_point = ForkPoint(take_snapshot(env))
@@ -193,7 +201,7 @@ class EnvironmentPlayer:
         """A new episode with a slot of its own."""
         slot = self._slots.pop()
         self._open[key] = Episode.begin(request, slot)
-        self._key_of[slot] = key
+        self._key_of[slot], self._role_keys[key] = key, {}
         return self._open[key]
 
     def _may_fork(self, episode: Episode) -> bool:
@@ -242,7 +250,9 @@ class EnvironmentPlayer:
         if episode.stop is not None:
             del self._open[key]
             self._slots.append(episode.slot)
-            self._engine.release(key)
+            for role_key in self._role_keys.pop(key).values():
+                self._engine.release(role_key)
+                del self._owner[role_key]
             return self._over.append((key, episode))
         context = episode.conversation.tokens
         episode.transcript.read(context)
@@ -250,7 +260,7 @@ class EnvironmentPlayer:
         task = task_number(request.task_id)
         self._engine.submit(
             Turn(
-                key,
+                self._role_key(key, episode.role),
                 context,
                 request.group,
                 task,
@@ -258,8 +268,17 @@ class EnvironmentPlayer:
                 episode.turn,
                 episode.tools,
                 view=functools.partial(self._view, episode),
+                role=episode.role,
             )
         )
+
+    def _role_key(self, key: int, role: str) -> int:
+        """The engine's key of a role's conversation: of the first role the episode's own."""
+        keys = self._role_keys[key]
+        if role not in keys:
+            keys[role] = next(self._more_keys) if keys else key
+            self._owner[keys[role]] = key
+        return keys[role]
 
     def _view(self, episode: Episode, tokens: Sequence[int]) -> FinishedEpisode:
         return episode.view(self._options.split, self._tokenizer.text(tokens))

@@ -12,10 +12,11 @@ from seeupo_jax.envs.base import Message, StepResult, Tool
 from seeupo_jax.envs.pool import CallOutcome, Failure
 from seeupo_jax.envs.snapshot import Snapshot
 from seeupo_jax.envs.validation import OWN_REWARD
-from seeupo_jax.policy.files.tokenizer import TokenizedConversation, Transcript
+from seeupo_jax.policy.files.tokenizer import TokenizedConversation, Tokenizer, Transcript
 from seeupo_jax.rewards.finished_episode import HISTORY, FinishedEpisode
 from seeupo_jax.rewards.reward_ledger import RewardLedger
 from seeupo_jax.rewards.scorer import ScoringResult
+from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.rollout.engine.sampling import branch_chance, task_number
 from seeupo_jax.types import Segment, Trajectory
 
@@ -74,14 +75,23 @@ class Fork:
         return self.turns if self.start.snapshot is None else 0
 
 
+class LastAction(NamedTuple):
+    """The last action of a role, and the conversation before it."""
+
+    conversation: TokenizedConversation
+    tokens: Sequence[int]
+
+
 @dataclass
 class Episode:
     """A trajectory while it is played."""
 
     request: EpisodeRequest
     slot: int  # of the pool: which environment
-    conversation: TokenizedConversation | None = None  # None until the environment is reset
-    transcript: Transcript = field(default_factory=Transcript)
+    role: str = ""  # that acts next
+    conversation: TokenizedConversation | None = None  # the role's; None until it is reset
+    last_actions: dict[str, LastAction] = field(default_factory=dict)  # by role
+    transcripts: dict[str, Transcript] = field(default_factory=dict)  # by role
     messages: list[Message] = field(default_factory=list)
     tools: Sequence[Tool] = ()
     ledger: RewardLedger = field(default_factory=RewardLedger)
@@ -103,6 +113,11 @@ class Episode:
         return len(self.ledger.turns)
 
     @property
+    def transcript(self) -> Transcript:
+        """The transcript of the role that acts next."""
+        return self.transcripts.setdefault(self.role, Transcript())
+
+    @property
     def failed(self) -> bool:
         """Whether the episode failed, as in `Trajectory.failed`."""
         return self.stop == "env_error" or (self.stop == "timeout" and not self.timeout_counts)
@@ -111,7 +126,8 @@ class Episode:
         """A copy that later turns do not change, with a snapshot of its environment."""
         return replace(
             self,
-            transcript=self.transcript.copy(),
+            last_actions=dict(self.last_actions),
+            transcripts={role: each.copy() for role, each in self.transcripts.items()},
             messages=list(self.messages),
             ledger=self.ledger.copy(),
             action_message_indices=list(self.action_message_indices),
@@ -129,8 +145,34 @@ class Episode:
         return replace(request.fork.start.copy(), request=request, slot=slot, replayed=0)
 
     def segments(self) -> tuple[Segment, ...]:
-        """The segments read and sampled so far."""
-        return self.transcript.segments()
+        """The segments read and sampled so far, those of a role side by side."""
+        transcripts = self.transcripts or {self.role: Transcript()}
+        return tuple(
+            replace(segment, role=role)
+            for role, transcript in transcripts.items()
+            for segment in transcript.segments()
+        )
+
+    def act(self, action: Action) -> None:
+        """Records an action of the role that acts next."""
+        assert self.conversation is not None  # it was sampled from
+        self.transcript.act(action.tokens, self.turn, action.logp, action.experts)
+        self.last_actions[self.role] = LastAction(self.conversation, action.tokens)
+        self.ledger.open_turn()
+        if action.entropy is not None:
+            self.entropy.append(action.entropy)
+
+    def after(self, step: StepResult, tokenizer: Tokenizer) -> TokenizedConversation:
+        """The conversation of the role that acts after a step; changes no state."""
+        last = self.last_actions.get(step.role)
+        if last is None:
+            return tokenizer.begin(step.observation, self.tools)
+        return last.conversation.extend(last.tokens, step.observation)
+
+    def say(self, messages: Sequence[Message]) -> None:
+        """Adds messages of the conversation of the role that acts next."""
+        named = {"name": self.role} if self.role else {}
+        self.messages += [message | named for message in messages]
 
     def on_result(self, outcome: CallOutcome, timeout_as: str) -> None:
         """Takes its environment's answer to `reset`, `step` or `finish`; a failure ends it."""
@@ -142,8 +184,8 @@ class Episode:
             last_reward, weighted_sums, self.score = result
             self.ledger.add({OWN_REWARD: last_reward}, weighted_sums)
         elif self.conversation is None:  # of `reset`
-            messages, self.tools, self.conversation, self.has_finish = result
-            self.messages += messages
+            messages, self.tools, self.conversation, self.has_finish, self.role = result
+            self.say(messages)
         else:
             self._take_step(*result)
 
@@ -202,8 +244,9 @@ class Episode:
         fork_point: ForkPoint | None,
     ) -> None:
         self.ledger.add_step({OWN_REWARD: step.reward, **step.rewards}, weighted_sums)
-        self.score, self.conversation = score, conversation
-        self.messages += step.observation
+        self.ledger.add_roles(step.role_rewards)
+        self.score, self.conversation, self.role = score, conversation, step.role
+        self.say(step.observation)
         self.info = self.info | step.info
         if step.done:
             self.stop = "done"

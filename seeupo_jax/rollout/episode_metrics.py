@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from seeupo_jax.configuration.reward import Reward
+from seeupo_jax.configuration.role_schema import POLICY
 from seeupo_jax.configuration.user_code import in_one_line
 from seeupo_jax.envs.base import ENVIRONMENT, TURNS
 from seeupo_jax.policy.files.rewritten import RewrittenEpisodes
@@ -15,6 +16,7 @@ from seeupo_jax.rewards.scorer import REWARD_FAILURE
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.resample import groups_of, has_signal
 from seeupo_jax.trajectories.rewards_by_name import named_rewards
+from seeupo_jax.trajectories.roles import rewards_by_role, turn_roles
 from seeupo_jax.trajectories.states import EXECUTED
 from seeupo_jax.types import CONTEXT, Trajectory, learnable
 
@@ -84,7 +86,22 @@ def rollout_metrics(
         **_by_name(collected, good),
         **_executed(good),
         **_of_agents(collected, good),
+        **_by_role(good),
     }
+
+
+def _by_role(good: Sequence[Trajectory]) -> dict[str, float]:
+    """For each role its reward and its turns; empty where no conversation is of a role."""
+    rewards: dict[str, list[float]] = {}
+    turns = Counter[str]()
+    if not any(segment.role for t in good for segment in t.segments):
+        return {}
+    for trajectory in good:
+        turns.update(turn_roles(trajectory))
+        for role, reward in rewards_by_role(trajectory).items():
+            rewards.setdefault(role or POLICY, []).append(reward)
+    means = {f"rollout/role_reward/{role}": float(np.mean(rewards[role])) for role in rewards}
+    return means | {f"rollout/role_turns/{role or POLICY}": n for role, n in turns.items()}
 
 
 def _by_name(collected: Collected, good: Sequence[Trajectory]) -> dict[str, float]:
@@ -192,7 +209,8 @@ def rewritten_episodes(collected: Collected) -> RewrittenEpisodes:
     counts = RewrittenEpisodes()
     for trajectory in collected.sampled:
         if trajectory.played and trajectory.info.get(LINEAGES, 1) == 1:
-            counts.add(trajectory.segments)
+            for role in dict.fromkeys(segment.role for segment in trajectory.segments):
+                counts.add([each for each in trajectory.segments if each.role == role])
     return counts
 
 

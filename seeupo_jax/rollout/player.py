@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from seeupo_jax.configuration import schema
+from seeupo_jax.configuration.role_schema import Role
 from seeupo_jax.envs.base import TurnRewards
 from seeupo_jax.envs.validation import check_reward
 from seeupo_jax.policy.files.tokenizer import Tokenizer
@@ -31,6 +32,7 @@ class RolloutWorker:
       depend on the environments' speed.
     rewards: functions of finished episodes, and the weight of each reward.
     judge: of candidates of a turn, if collections sample them.
+    roles: that environments and calls may name.
     stop: whether this process was asked to stop.
     watch: shows this process's progress to other threads.
     """
@@ -42,6 +44,7 @@ class RolloutWorker:
     rollout: schema.Rollout
     rewards: Scorer = field(default_factory=Scorer)
     judge: Scorer | None = None
+    roles: Sequence[Role] = ()
     stop: Callable[[], bool] = lambda: False
     watch: Watch = field(default_factory=Watch)
 

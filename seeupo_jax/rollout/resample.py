@@ -18,6 +18,7 @@ import numpy as np
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.trajectories.forks import forked, turn_nodes
 from seeupo_jax.trajectories.rewards_by_name import named_rewards, named_turn_rewards
+from seeupo_jax.trajectories.roles import rewards_by_role, role_views
 from seeupo_jax.types import Trajectory, learnable, rewards_of
 
 _ITERATIONS = 2**24  # 128 rounds of 2**24 stay below the numbers of `evaluate`
@@ -56,7 +57,14 @@ def has_signal(
         of sibling turns.
       centred: the estimator subtracts the run's mean from each of them first
         (`Algorithm.keeps_statistics`), so a turn with reward 0 differs from a missing turn.
+
+    Rewards are compared within a role.
     """
+    roles = list(dict.fromkeys(role for t in group for role in rewards_by_role(t)))
+    if len(roles) > 1 or any(t.role_rewards for t in group):
+        of_role = {"weights": weights, "by_turn": by_turn, "centred": centred}
+        views = groups_of(role_views(group, roles)).values()
+        return any(has_signal(each, **of_role) for each in views)
     places = np.flatnonzero(learnable(group)).tolist()
     included = [group[i] for i in places]
     differ = _differ

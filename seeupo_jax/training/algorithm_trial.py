@@ -170,6 +170,7 @@ def _tiny_batch() -> dict[str, jax.Array]:
         "ref_logp_NL": 1.5 * logp_NL,
         "collision_NL": np.where(mask_NL, np.exp(2 * logp_NL), 0),
         "truncated_N": np.array([True, False, False, False]),
+        "baseline_N": np.array([0.5, 0.0, 0.5, 0.0]),
         "metric_N": turns_N * 1.0,
     }
     kinds = {"f": jnp.float32, "i": jnp.int32, "b": jnp.bool_}

@@ -9,6 +9,7 @@ import jax
 import optax
 
 from seeupo_jax.configuration.reward import reward_weights
+from seeupo_jax.configuration.role_schema import trained_roles
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
@@ -74,6 +75,7 @@ def build_learner(config: Config, policy: build.Policy, params: Any) -> BuiltLea
         schedule=Schedule(config.optimizer, config.iterations),
         ema=config.optimizer.ema,
         reward_weights=reward_weights(config.rewards),
+        roles=trained_roles(config.roles),
         frozen=policy.frozen,
         teachers=load_teachers(config, policy, shapes=is_abstract(params)),
         teaching=config.teacher,

@@ -19,6 +19,7 @@ from seeupo_jax.envs.base import EnvironmentUnavailable, Tool
 from seeupo_jax.envs.tasks import check_tasks, list_task_shares
 from seeupo_jax.envs.validation import has_demonstrations
 from seeupo_jax.evaluation.episode_host import check_host, open_environment, try_resets
+from seeupo_jax.evaluation.frozen_roles import check_frozen_roles
 from seeupo_jax.learner.optimization.optimizer import try_optimizer
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.optimization.schedule import Schedule
@@ -77,6 +78,7 @@ def check_config(config: Config, splits: Sequence[str] | None = None) -> None:
     check_model(config, mesh)
     if splits is None:  # nothing but a training asks a teacher
         check_teachers(config, mesh, None if config.model.path is None else _tokenizer(config))
+    check_frozen_roles(config)
     check_optimizer(config, mesh, build.total_steps(config))
     check_first_tasks(config, _played_splits(config) if splits is None else splits)
 

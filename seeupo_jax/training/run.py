@@ -24,6 +24,7 @@ from seeupo_jax.evaluation.evaluation import (
     is_evaluated,
     scored_split,
 )
+from seeupo_jax.learner.credit.role_baselines import next_baselines
 from seeupo_jax.learner.credit.running_rewards import running_statistics
 from seeupo_jax.learner.program_warming import compile_programs
 from seeupo_jax.learner.state_layout import final_params
@@ -174,8 +175,9 @@ class Run:
             labels = [by_task[task] for task in tasks]
         if parts.references is not None:
             references = parts.references.of([t.task_id for t in collected.trajectories])
+        algorithm, baselines = parts.config.algorithm, state.baselines
         statistics = state.statistics
-        if parts.config.algorithm.keeps_statistics:
+        if algorithm.keeps_statistics:
             statistics = running_statistics(collected.trajectories, statistics)
         with parts.log.phase("sweep"):
             train, metrics, stats, _ = sweep(
@@ -190,21 +192,19 @@ class Run:
                 references=references,
                 statistics=statistics,
                 labels=labels,
+                baselines=baselines,
             )
+        if algorithm.keeps_baselines:
+            decay, roles = algorithm.estimator.decay, parts.learner.roles
+            baselines = next_baselines(collected.trajectories, roles, baselines, decay)
         if "sweep/tokens" in metrics:  # else no step was taken
             # What was done before a stop took none of the time that is counted here.
             done = metrics["sweep/tokens"] - (0 if stopped is None else stopped.notes["tokens"])
             metrics["sweep/tokens_per_second"] = done / parts.log.spent["time/sweep_s"]
         evaluated = not is_evaluated(parts.config, iteration)
         stats = stats[: len(collected.trajectories)]
-        after = RunState(
-            iteration,
-            train,
-            evaluated=evaluated,
-            saved=False,
-            statistics=statistics,
-            progress=state.progress,
-        )
+        after = RunState(iteration, train, evaluated=evaluated, saved=False)
+        after = after._replace(statistics=statistics, baselines=baselines, progress=state.progress)
         return after, metrics, stats
 
     def record(

@@ -12,6 +12,7 @@ from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.errors import NotLearning
 from seeupo_jax.evaluation.missing import remaining_splits, selection_notice
+from seeupo_jax.learner.credit.role_baselines import Baselines
 from seeupo_jax.learner.credit.running_rewards import Moments, Statistics
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.metrics.run_manifest import note_checkpoints
@@ -57,6 +58,7 @@ class RunState(NamedTuple):
     left: the splits to evaluate `done` on; None: all of `evaluated_splits`.
     stopped_sweep: of iteration `done + 1`, where the run was stopped in it.
     statistics: of the rewards of turns up to `done`, where the estimator reads them.
+    baselines: of roles after `done`, where the estimator reads them.
     progress: of the evaluations up to `done`. ended: whether the run was over after `done`, before
       its last iteration, and all that belongs to an end was evaluated.
     """
@@ -71,6 +73,7 @@ class RunState(NamedTuple):
     statistics: Statistics | None = None
     progress: Progress = Progress()
     ended: bool = False
+    baselines: Baselines | None = None
 
 
 class RunCheckpoints:
@@ -122,6 +125,7 @@ class RunCheckpoints:
             score=score,
             left=left,
             statistics=_statistics(notes),
+            baselines=notes.get("baselines"),
             progress=read_progress(notes) if notice is None else Progress(),
             ended=notes.get("ended", False),
         )
@@ -167,6 +171,7 @@ class RunCheckpoints:
             evaluated=True,
             stopped_sweep=stopped_sweep,
             statistics=_statistics(notes),
+            baselines=notes.get("baselines"),
             progress=read_progress(notes),
         )
 
@@ -266,6 +271,7 @@ class RunCheckpoints:
                 "evaluations": list(state.progress),
                 "ended": state.ended,
                 **({} if state.statistics is None else {"statistics": dict(state.statistics)}),
+                **({} if state.baselines is None else {"baselines": dict(state.baselines)}),
             }
         )
 

@@ -15,6 +15,7 @@ from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.envs.tasks import list_task_shares
 from seeupo_jax.evaluation.episode_host import build_host
 from seeupo_jax.evaluation.evaluation import selection_split, selection_warning
+from seeupo_jax.evaluation.frozen_roles import with_frozen_roles
 from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.stop_signal import StopRequest
@@ -23,6 +24,7 @@ from seeupo_jax.policy_io.build_sampler import build_engine
 from seeupo_jax.policy_io.policy_folder import log_policy
 from seeupo_jax.rewards.candidate_judge import make_judge
 from seeupo_jax.rewards.scorer import make_scorer
+from seeupo_jax.rollout.engine.role_engine import RoleEngine
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.rollout.player import RolloutWorker
 from seeupo_jax.training.build_learner import build_learner
@@ -39,7 +41,7 @@ class RunComponents:
     """The parts of a run that last from its beginning to its end; `close` it.
 
     ref_params: parameters of the reference policy; None where the state has them.
-    engine: the worker's.
+    engine: the policy's; the worker's plays frozen roles too.
     tasks: what is asked for task ids and labels; the same for training and every evaluation.
     references: the tasks' answers, where turns are credited with their gain; None: elsewhere.
     selects_on: the split that checkpoints are selected on; None: none is selected.
@@ -66,7 +68,9 @@ class RunComponents:
         with contextlib.ExitStack() as parts:
             worker = self.worker
             judges = [] if worker.judge is None else [worker.judge]
-            held = (self.tasks, worker.host, worker.rewards, *judges, self.log, self.source)
+            engines = [worker.engine] if isinstance(worker.engine, RoleEngine) else []
+            hosts = (worker.host, *engines, worker.rewards, *judges)
+            held = (self.tasks, *hosts, self.log, self.source)
             for part in held:
                 parts.callback(part.close)
 
@@ -91,13 +95,14 @@ def build_components(
     judge = make_judge(config.judge, config.env.name) if judged else None
     tasks, references = find_tasks(config), None
     worker = RolloutWorker(
-        engine,
+        with_frozen_roles(config, engine, policy.tokenizer),
         build_host(config, engine, tasks, policy.tokenizer, progress.log),
         policy.tokenizer,
         config.env,
         config.rollout,
         make_scorer(config.rewards),
         judge=judge,
+        roles=config.roles,
         stop=lambda: request.asked,
         watch=progress.watch,
     )

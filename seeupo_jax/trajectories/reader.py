@@ -205,6 +205,9 @@ def _record(line: bytes, where: str, evaluation: bool) -> dict[str, Any]:
         if not isinstance(segment, dict) or not segment.keys() >= SEGMENT_FIELDS.keys():
             got = ", ".join(segment) if isinstance(segment, dict) else str(segment)[:60]
             raise ValueError(f"{where}: segments: got {got}; allowed: {', '.join(SEGMENT_FIELDS)}.")
+        if type(segment.get("role", "")) is not str:
+            got = str(segment["role"])[:60]
+            raise ValueError(f"{where}: segments: role: got {got}; allowed: a text.")
         _check_lists(segment, SEGMENT_FIELDS, f"{where}: segments")
         if len({len(segment[name]) for name in SEGMENT_FIELDS}) > 1:
             got = ", ".join(f"{len(segment[name])} {name}" for name in SEGMENT_FIELDS)

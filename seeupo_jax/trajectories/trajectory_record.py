@@ -96,6 +96,7 @@ def to_record(
         "turn_rewards": plain(trajectory.turn_rewards),
         "rewards": plain(trajectory.rewards),
         "named_turn_rewards": plain(trajectory.named_turn_rewards),
+        **({"role_rewards": plain(roles)} if (roles := trajectory.role_rewards) else {}),
         "policy_version": trajectory.policy_version,
         **_fork(trajectory),
         "advantage": None if stats is None else _rounded([stats.advantage])[0],
@@ -135,6 +136,7 @@ def _segment(
         return _rounded(np.where(acted_L, x_L, np.nan))
 
     return {
+        **({"role": segment.role} if segment.role else {}),
         "tokens": tokens,
         "turn": segment.turn_L.tolist(),
         "text": texts(tokens),

@@ -24,7 +24,7 @@ def test_every_field_is_described_once_with_a_sentence():
     assert optional == {
         f"algorithm.{name}" for name in ("importance", "kl_control", "reference", "overlong")
     }
-    assert in_lists == {"rewards": 6, "warm_start.stages": 3, "optimizer.groups": 5}
+    assert in_lists == {"rewards": 6, "roles": 4, "warm_start.stages": 3, "optimizer.groups": 5}
     assert len(FIELDS) + len({*SELECTED}) == len(describe_fields())
     for name, field in [*FIELDS.items(), *((field.full_name, field) for field in SELECTED)]:
         assert field.sentence.endswith(".") and field.sentence[:1].strip(), name

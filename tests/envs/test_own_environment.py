@@ -14,7 +14,7 @@ from seeupo_jax import envs
 from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.envs.tasks import list_tasks, task_labels
 from seeupo_jax.envs.tool_calls import render_hermes
-from seeupo_jax.envs.validation import check_step, reset_episode
+from seeupo_jax.envs.validation import reset_episode
 from seeupo_jax.evaluation.episode_host import try_resets
 
 PAGE = (ROOT / "docs" / "own_environment.md").read_text()

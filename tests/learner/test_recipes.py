@@ -357,7 +357,8 @@ def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, sc
     options["bootstrap_truncated"] = True
     options = {key: x for key, x in options.items() if key in names_of(entry.options)}
     both = {"advantage": name, "scale": scale, "advantage_clip": None}
-    penalised = not {"reward_NK", "rewards_NQ", "rewards_NKQ", "node_NK"} & set(needs)
+    unreached = {"reward_NK", "rewards_NQ", "rewards_NKQ", "node_NK", "baseline_N"}
+    penalised = not unreached & set(needs)
     penalised = penalised and entry.reward_range is None
     choices = {"kl_in": "reward" if penalised else "loss", "kl_coef": 0.1}
     choices["critic"] = {"kind": "head" if "value_NL" in needs else "none"}

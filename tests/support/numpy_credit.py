@@ -39,7 +39,7 @@ def grouped(options: Any) -> bool:
     """Whether an advantage is a comparison within a group."""
     if options.advantage in ("grae", "istar"):
         return options.estimator["baseline"] in ("mean", "leave_one_out")
-    return options.advantage not in ("returns", "gae", "spa", "zero")
+    return options.advantage not in ("returns", "gae", "spa", "zero", "rae")
 
 
 def learnable(trajectories: Sequence[Any], grouped: bool = True) -> list[bool]:
@@ -226,6 +226,25 @@ def group_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list
 def zero_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[np.ndarray]:
     """On-policy distillation: rewards say nothing."""
     return [np.zeros(len(own)) for own in tokens]
+
+
+def rae_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[np.ndarray]:
+    """Rewards less the moving average of those before; one role, whose average begins at 0."""
+    valid = np.array(learnable(trajectories, False))
+    rewards = [t.reward for t, keep in zip(trajectories, valid, strict=True) if keep]
+    advantage_N = np.zeros(len(trajectories))
+    advantage_N[valid] = moving_average_advantages(rewards, options.estimator["decay"])
+    return _of_trajectories(advantage_N, valid, tokens, options)
+
+
+def moving_average_advantages(rewards: Sequence[float], decay: float) -> np.ndarray:
+    """R_n - b_n, with b_n = (1 - decay) sum of decay^(n - 1 - m) R_m over the m before n."""
+    return np.array(
+        [
+            reward - sum((1 - decay) * decay ** (n - 1 - m) * rewards[m] for m in range(n))
+            for n, reward in enumerate(rewards)
+        ]
+    )
 
 
 def returns_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[np.ndarray]:
@@ -733,6 +752,7 @@ ESTIMATORS = {
     "a_grae": asymmetric_credit,
     "canon": conditional_credit,
     "prorl": prorl_credit,
+    "rae": rae_credit,
 }
 
 

@@ -308,6 +308,17 @@ def test_statistics_of_rewards_are_in_the_checkpoint_to_the_last_bit(begin):
         assert state.done == 1 and state.statistics == kept
 
 
+def test_baselines_of_roles_are_in_the_checkpoint_to_the_last_bit(begin):
+    kept = {"": 0.1 + 0.2, "a": -1e-17}
+    rae = ("algorithm.advantage=rae", "roles=[{'name': 'a'}]", "algorithm.dynamic_sampling=0")
+    with begin("baselines", *rae) as (run, state):
+        assert state.baselines is None
+        run.checkpoints.save(state._replace(done=1, baselines=kept))
+        run.checkpoints.wait()
+    with begin("baselines", *rae) as (run, state):
+        assert state.done == 1 and state.baselines == kept
+
+
 def test_a_run_that_is_stopped_in_a_round_samples_the_iteration_again(begin, monkeypatch):
     request, numbers = StopRequest(), []
     with begin("stopped", request=request) as (run, state):

@@ -308,7 +308,9 @@ def _read_call(request: MessagesRequest, caller: Caller) -> ModelCall:
         single=bool(getattr(request.tool_choice, "disable_parallel_tool_use", False)),
     )
     messages = (*head, *messages)
-    return ModelCall(messages, shown, request.max_tokens, stop, constraint=constraint)
+    return ModelCall(
+        messages, shown, request.max_tokens, stop, constraint=constraint, role=caller.role
+    )
 
 
 def _read_format(request: MessagesRequest) -> tuple[MessageFormat | None, str]:

@@ -281,6 +281,7 @@ def _read_call(request: ChatRequest, caller: Caller) -> ModelCall:
             wanted_schema(request.response_format, "response_format"),
             single=request.parallel_tool_calls is False,
         ),
+        role=caller.role,
     )
 
 

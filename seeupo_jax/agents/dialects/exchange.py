@@ -30,11 +30,13 @@ NOT_STATED = -9999.0  # OpenAI's value for a log-probability that it does not st
 class Caller:
     """The sender of a request.
 
-    model: the served name. number: of the request among the sender's requests.
+    model: the served name, or that of the role which the request names as its model.
+    number: of the request among the sender's requests.
     responses: conversations by the id of the response that ends them; other requests change it.
     last: the conversation that ends with the latest response.
     ids: the prefix of the ids of tool calls.
     ignored: fields without effect, which will be counted.
+    role: that it plays; "": the policy's own.
     """
 
     model: str
@@ -44,6 +46,7 @@ class Caller:
     last: tuple[HistoryMessage, ...]
     ids: str = "call"
     ignored: list[str] = field(default_factory=list[str])
+    role: str = ""
 
 
 class Exchange(Protocol):

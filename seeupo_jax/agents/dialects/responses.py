@@ -252,7 +252,8 @@ class ResponsesExchange(OneAnswer):
             single=request.parallel_tool_calls is False,
         )
         messages = (*head, *history)
-        return ModelCall(messages, shown, request.max_output_tokens, constraint=constraint)
+        limit, role = request.max_output_tokens, self._caller.role
+        return ModelCall(messages, shown, limit, constraint=constraint, role=role)
 
     def reply(self, *completions: Completion) -> dict[str, Any]:
         (completion,) = completions

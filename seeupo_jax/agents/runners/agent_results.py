@@ -13,6 +13,7 @@ from seeupo_jax.envs.validation import (
     check_info,
     check_named_rewards,
     check_reward,
+    check_role_rewards,
     check_score,
 )
 
@@ -41,7 +42,9 @@ def check_result(answer: Any, *, max_reward: float = math.inf) -> AgentResult:
     rewards = check_named_rewards(answer.rewards, where, max_reward=max_reward)
     turn_rewards = _check_turns(answer.turn_rewards, reward, max_reward)
     info = check_info(answer.info, f"{_WHERE} info")
-    return AgentResult(reward, score, rewards, turn_rewards, info)
+    where = f"{_WHERE} role_rewards"
+    of_roles = check_role_rewards(answer.role_rewards, where, max_reward=max_reward)
+    return AgentResult(reward, score, rewards, turn_rewards, info, of_roles)
 
 
 def _of_fields(fields: Mapping[Any, Any]) -> AgentResult:

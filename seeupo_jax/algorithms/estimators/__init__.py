@@ -49,6 +49,7 @@ ARRAYS = {
     "ref_logp_NL": "float32, log-probability under the reference policy, nats",
     "collision_NL": "float32, sum of the squared probabilities of all tokens, under the old policy",
     "truncated_N": "bool, whether a limit of turns or tokens ended it (`max_turns`, `max_tokens`)",
+    "baseline_N": "float32, moving average of the rewards of its role in the run before it",
     "metric_N": "float32, the option `metric`: turns, sampled tokens or their mean entropy",
 }
 

@@ -72,6 +72,8 @@ def _refuses_penalty(estimator: Any) -> bool:
     reached = bool(rewards) and rewards <= {"reward_N", "reward_NL"}
     # Of a tree's leaf only the turns that are its own have a penalty.
     reached = reached and "node_NK" not in estimator.needs
+    # A baseline is of rewards without it.
+    reached = reached and "baseline_N" not in estimator.needs
     return not reached or estimator.reward_range is not None
 
 

@@ -54,6 +54,7 @@ class IsolatedEnvironment(Killable):
         self._process: subprocess.Popen[bytes] | None = None
         self._killed = False
         self._has_finish = False
+        self.role = ""  # that acts first
 
     def begin(self) -> None:
         """Starts the process and makes the environment; otherwise the first call does that."""
@@ -76,7 +77,7 @@ class IsolatedEnvironment(Killable):
     ) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
         """Starts an episode, in a new process if none runs."""
         result = self._ask("reset", task_id=task_id, seed=seed, episode_seed=episode_seed)
-        self._has_finish = result["finish"]
+        self._has_finish, self.role = result["finish"], result.get("role", "")
         result["messages"] = [*map(PlainDict, result["messages"])]
         return remote_calls.read_opening(result)
 

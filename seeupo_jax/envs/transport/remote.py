@@ -149,6 +149,7 @@ class Remote(Killable):
             self._forget()
             answer = self._begin(request, seed_field)
         self._has_finish = answer.get("finish") is True  # older servers do not report it
+        self.role = answer.get("role", "")
         return remote_calls.read_opening(answer)
 
     def step(self, text: str) -> StepResult:
@@ -191,6 +192,7 @@ class Remote(Killable):
         self._session, self._number = secrets.token_hex(16), 0
         self._in_doubt = False  # whether the server has executed the last request
         self._score: float | None = None
+        self.role = ""  # that acts first
         self._has_finish = False
         self._takes_episode_seed = True  # until the server rejects it, as older servers do
 

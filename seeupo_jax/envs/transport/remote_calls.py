@@ -14,6 +14,7 @@ from seeupo_jax.envs.validation import (
     check_reset,
     check_score,
     check_step,
+    first_role,
     has_finish,
     reset_episode,
 )
@@ -26,7 +27,9 @@ def reset(
 ) -> dict[str, Any]:
     opening = reset_episode(environment, task_id, seed, episode_seed)
     messages, tools = check_reset(opening)
-    return {"messages": messages, "tools": tools, "finish": has_finish(environment)}
+    role = first_role(environment)
+    named = {"role": role} if role else {}
+    return {"messages": messages, "tools": tools, "finish": has_finish(environment), **named}
 
 
 def step(environment: Environment, text: str) -> dict[str, Any]:
@@ -89,5 +92,6 @@ def read_opening(result: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ..
 
 def read_step(result: dict[str, Any]) -> StepResult:
     """Validates the answer to `step`; returns its result."""
-    named = result.get("rewards", {})  # older servers have none
-    return check_step(StepResult(*(result[name] for name in STEP), named))
+    # Older servers have none of the others.
+    more = (result.get("rewards", {}), result.get("role", ""), result.get("role_rewards", {}))
+    return check_step(StepResult(*(result[name] for name in STEP), *more))

@@ -134,7 +134,7 @@ def _check_needs(algorithm: Algorithm) -> None:
         raise ValueError(
             f"--recipes: got advantage={algorithm.advantage}, which needs {lacking[0]}; allowed: an"
             " estimator without it, since the laboratory has neither a reference policy nor a model"
-            " that scores turns, and executes every action."
+            " that scores turns, no baselines of a run, and executes every action."
         )
     if algorithm.advantage == "zero":
         raise ValueError(

@@ -13,6 +13,7 @@ from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.reward_shares import reward_shares
 from seeupo_jax.learner.credit.sampled_tokens import Ragged
 from seeupo_jax.learner.credit.turn_scores import scorer_loss, scorer_program
+from seeupo_jax.trajectories.roles import rewards_by_role
 from seeupo_jax.types import CONTEXT, RewardRow, RewardTable, Segment, Trajectory, learnable
 
 
@@ -59,11 +60,12 @@ def check_rewards(algorithm: Algorithm, trajectories: Sequence[Trajectory]) -> N
     low, high = allowed
     kept_N = learnable(trajectories, grouped=algorithm.grouped)
     for trajectory, is_learnable in zip(trajectories, kept_N, strict=True):
-        if is_learnable and not low <= trajectory.reward <= high:
-            raise ValueError(
-                f"{trajectory.task_id}: reward: got {trajectory.reward:g}; allowed with"
-                f" advantage={algorithm.advantage}: a number from {low:g} to {high:g}."
-            )
+        for reward in rewards_by_role(trajectory).values() if is_learnable else ():
+            if not low <= reward <= high:
+                raise ValueError(
+                    f"{trajectory.task_id}: reward: got {reward:g}; allowed with"
+                    f" advantage={algorithm.advantage}: a number from {low:g} to {high:g}."
+                )
 
 
 def compile_credit(

@@ -9,6 +9,7 @@ import numpy as np
 
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.learner.batching import SegmentBatch, Shapes
+from seeupo_jax.learner.credit.role_baselines import Baselines, baselines_before
 from seeupo_jax.learner.credit.running_rewards import Moments, Statistics, running_statistics
 from seeupo_jax.learner.credit.sampled_tokens import Ragged, SampledTokens
 from seeupo_jax.trajectories.forks import node_numbers
@@ -30,6 +31,7 @@ class CreditArrays:
     reward_weights: weights of named rewards; any other reward weighs 1.
     gains: of turns, in the probability of the task's answer; None: the gain is the reward.
     statistics: of the run's rewards; None: of these trajectories.
+    baselines: of roles before these trajectories; None: 0.
     """
 
     def __init__(
@@ -42,11 +44,12 @@ class CreditArrays:
         reward_weights: Mapping[str, float] | None = None,
         gains: Sequence[np.ndarray] | None = None,
         statistics: Statistics | None = None,
+        baselines: Baselines | None = None,
     ):
         self.algorithm, self.rows, self._gains = algorithm, rows, gains
         self.trajectories, self._per_token, self._shapes = trajectories, per_token, shapes
         self._weights = {} if reward_weights is None else reward_weights
-        self._statistics = statistics
+        self._statistics, self._baselines = statistics, baselines
         self._kl_coef = algorithm.kl_coef if algorithm.kl_in == "reward" else None
         self.group_N = np.array([t.group for t in trajectories], np.int32)
         self.valid_N = learnable(trajectories, grouped=algorithm.grouped)
@@ -54,8 +57,9 @@ class CreditArrays:
     @property
     def sampled_turn(self) -> Ragged:
         """The turn of every sampled token, including tokens that are not learned from."""
-        owners = dict.fromkeys(self.rows.trajectory_S.tolist())
-        return [segment.turn_L for i in owners for segment in self.trajectories[i].segments]
+        owners = self.rows.trajectory_S.tolist()
+        segments = {i: iter(self.trajectories[i].segments) for i in owners}
+        return [next(segments[i]).turn_L for i in owners]
 
     @property
     def reward_N(self) -> np.ndarray:
@@ -65,6 +69,11 @@ class CreditArrays:
             for owner, turn_L, kl_L in rows:
                 reward_N[owner] -= self._kl_coef * kl_L[turn_L >= 0].sum()
         return np.where(self.valid_N, reward_N, np.float32(0))
+
+    @property
+    def baseline_N(self) -> np.ndarray:
+        decay = self.algorithm.estimator.decay
+        return np.float32(baselines_before(self.trajectories, self._baselines, decay)[0])
 
     @property
     def rewards_NQ(self) -> np.ndarray:

@@ -16,7 +16,7 @@ from seeupo_jax.envs.tasks import list_task_shares, list_tasks
 from seeupo_jax.envs.validation import OWN_REWARD
 from seeupo_jax.parallel.device_memory import format_bytes, total_memory
 from seeupo_jax.parallel.mesh import make_mesh
-from seeupo_jax.planning.abstract_run import AbstractRun, Planned, abstract_run
+from seeupo_jax.planning.abstract_run import ROLES, AbstractRun, Planned, abstract_run
 from seeupo_jax.planning.explain.explanation import Section, grouped, listed
 from seeupo_jax.planning.remat import PLATFORM, SHARE, RematPlan, choose_remat, plan_remat
 from seeupo_jax.policy.architecture import Architecture
@@ -219,6 +219,7 @@ def cache_lines(run: AbstractRun) -> list[str]:
         "the sampler's copy of the policy": plan.policy_bytes,
         "KV cache of a rollout": plan.bytes,
         "keys and values that a GPU's decode step gathers of a layer": plan.gathered_bytes,
+        "policies that play frozen roles, and their samplers": run.parts.get(ROLES, 0),
     }
     return [
         *(f"{format_bytes(size):>12}  {label}" for label, size in sizes.items() if size),

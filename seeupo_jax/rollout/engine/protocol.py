@@ -79,6 +79,7 @@ class Turn:
       a returned number, at least 1, ends the action after that many tokens.
     sampling: None: the engine's. constraint: instead of the run's grammar.
     view: makes the conversation that ends with an action of these tokens, for a judge.
+    role: that acts.
     """
 
     key: int
@@ -93,6 +94,7 @@ class Turn:
     sampling: TurnSampling | None = None
     constraint: Constraint | None = None
     view: Callable[[Sequence[int]], FinishedEpisode] | None = field(default=None, compare=False)
+    role: str = ""
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,8 @@ function tokenNodes(record, tint, records) {
   const scale = ["plain", "turn"].includes(tint) ? null : scaleOf(tint, records);
   const nodes = [];
   record.segments.forEach((segment, s) => {
-    if (record.segments.length > 1) nodes.push(el("h3", {}, `Segment ${s + 1} of ${record.segments.length}`));
+    const role = shown(segment.role ? ` · ${segment.role}` : "");
+    if (record.segments.length > 1) nodes.push(el("h3", {}, `Segment ${s + 1} of ${record.segments.length}`, ...role));
     let from = 0;
     for (let i = 1; i <= segment.turn.length; i++) {
       if (i < segment.turn.length && segment.turn[i] === segment.turn[from]) continue;

@@ -139,7 +139,7 @@ function conversation(record) {
     return el(
       `section.message.${kind}`,
       {},
-      el("h3", {}, ...shown(message.role), el("small", {}, title)),
+      el("h3", {}, ...shown(message.role), el("small", {}, ...shown(message.name ? ` · ${message.name}` : ""), title)),
       ...messageNodes(message),
     );
   });

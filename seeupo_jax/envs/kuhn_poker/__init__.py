@@ -1,0 +1,1 @@
+"""Kuhn poker: two players, three cards, hidden information."""
