@@ -177,7 +177,7 @@ def decode_json(text: str, start: int) -> tuple[Any, int]:
 
 
 def read_llama(text: str) -> Iterator[ToolCall]:
-    """Yields the calls `{"name": ..., "parameters": {...}}` objects, Llama 3's form, in order.
+    """Yields the calls of `{"name": ..., "parameters": {...}}` objects, Llama 3's form, in order.
 
     The objects are the whole text, or all of it after the first `<|python_tag|>`, separated by
     white space and `;`. `<think>...</think>` at the start is skipped. A text that does not start
