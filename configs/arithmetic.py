@@ -29,7 +29,7 @@ def get_config() -> ConfigDict:
         "stages": [{"steps": 160, "learning_rate": 3e-3}],
     }
     config.rollout = {
-        "tasks": 32,
+        "tasks": 64,
         "group_size": 8,
         "max_turns": 1,
         "max_action_tokens": 5,
@@ -37,7 +37,7 @@ def get_config() -> ConfigDict:
         "temperature": 1.0,
         "deterministic": True,
     }
-    config.optimizer = {"name": "adam", "learning_rate": 5e-4}
+    config.optimizer = {"name": "adam", "learning_rate": 1e-4}
     config.evaluation = {"every": 5, "split": "test", "tasks": 200, "k": 4}
     config.checkpoint = {"every": 20}
     return config
