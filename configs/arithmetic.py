@@ -1,8 +1,8 @@
-"""Sums such as 47 + 8, which a function generates; a tiny policy, on two CPU cores: docs/prompts.md.
+"""Sums such as 47 + 8, which a function generates, and a tiny policy: docs/prompts.md.
 
     python -m seeupo_jax.train --config=configs/arithmetic.py --workdir=runs/arithmetic
 
-A transformer of half a million parameters first imitates right answers, and is stopped before it
+A transformer of 0.46 million parameters first imitates right answers, and is stopped before it
 can add; SeeUPO then trains it on whether its own answers are right. Test sums are not trained on.
 """
 
@@ -32,9 +32,7 @@ def get_config() -> ConfigDict:
     }
     config.warm_start = {
         "batch_size": 64,
-        "stages": [
-            {"steps": 160, "learning_rate": 3e-3}
-        ],  # with 400 there is nothing left to learn
+        "stages": [{"steps": 160, "learning_rate": 3e-3}],  # after 400 nothing is left to learn
     }
     config.rollout = {
         "tasks": 64,
