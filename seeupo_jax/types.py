@@ -27,6 +27,7 @@ import numpy as np
 
 CONTEXT = -1  # the value of `turn_L` at tokens that no turn sampled
 UNCHOSEN = "unchosen"  # the stop of a candidate that another one was preferred to
+HISTORY = "history"  # a key of an assistant's message that the policy has not sampled
 NO_TARGET = -1  # the value of `target_MRX` where nothing is predicted
 
 

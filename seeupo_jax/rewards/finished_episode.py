@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from seeupo_jax.envs.base import Message, Tool
-
-HISTORY = "history"  # a key of an assistant's message that the policy has not sampled
+from seeupo_jax.types import HISTORY as HISTORY
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from seeupo_jax.rewards.finished_episode import HISTORY
 from seeupo_jax.trajectories.states import EXECUTED, NAMES
-from seeupo_jax.types import CONTEXT, RewardRow, RewardTable, Segment, Trajectory
+from seeupo_jax.types import CONTEXT, HISTORY, RewardRow, RewardTable, Segment, Trajectory
 
 
 def turn_roles(trajectory: Trajectory) -> list[str]:
