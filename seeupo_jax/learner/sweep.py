@@ -87,7 +87,11 @@ def sweep(
         return _without_step(learner, train, plan, trajectories, own)
     train = learner.at_iteration(train, iteration)
     if resume is None:
-        about = {"references": references, "statistics": statistics, "labels": labels}
+        about: dict[str, Any] = {
+            "references": references,
+            "statistics": statistics,
+            "labels": labels,
+        }
         given = learner, train, ref_params, rows, trajectories, plan
         current = begin_sweep(*given, shaped=shaped, version=iteration - 1, **about)
     else:
