@@ -14,7 +14,6 @@ from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.network import Network
 from seeupo_jax.types import CONTEXT, TrainState
 
-
 # From sequences [L] to the log-probabilities [L - 1] of all their tokens but the first.
 Asked = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 
