@@ -84,8 +84,12 @@ def sweep(
     shaped, shaping = with_overlong_penalties(learner.algorithm, trajectories)
     rows = learner.rows(trajectories)
     own = shaping | exclusion_metrics(learner, rows)
-    of_run = {"references": references, "statistics": statistics, "baselines": baselines}
-    of_run |= {"labels": labels}
+    of_run: dict[str, Any] = {
+        "references": references,
+        "statistics": statistics,
+        "baselines": baselines,
+        "labels": labels,
+    }
     plan = learner.plan(rows.updated_turns, iteration)
     if not plan.updates:
         return _without_step(learner, train, plan, trajectories, own)

@@ -14,6 +14,9 @@ from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.network import Network
 from seeupo_jax.types import CONTEXT, TrainState
 
+# From sequences [L] to the log-probabilities [L - 1] of all their tokens but the first.
+Asked = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
+
 
 @dataclass(frozen=True, eq=False)
 class TeacherModel:
@@ -23,8 +26,7 @@ class TeacherModel:
     network, params: its own, all of them, maybe in the host's memory; None: the policy's.
     moves: whether, without a network of its own, its parameters are the policy's at the start of
       each sweep; False: the reference policy's.
-    ask: instead of these, what gives the log-probabilities [L - 1] of every token but the first of
-      sequences [L].
+    ask: instead of these, its answers.
     hint: tokens that stand before its contexts, behind `start`, the tokens that begin every text.
     """
 
@@ -32,7 +34,7 @@ class TeacherModel:
     network: Network | None = None
     params: Any = None
     moves: bool = False
-    ask: Callable[[Sequence[np.ndarray]], list[np.ndarray]] | None = None
+    ask: Asked | None = None
     hint: tuple[int, ...] = ()
     start: tuple[int, ...] = ()
 

@@ -28,7 +28,8 @@ def load_teachers(config: Config, policy: build.Policy, *, shapes: bool) -> list
       ValueError: a model that cannot be read, or with other tokens than the policy's.
     """
     check_given(config)
-    teachers, hint = [], {}
+    teachers = list[TeacherModel]()
+    hint: dict[str, Any] = {}
     if config.teacher.hint is not None and policy.tokenizer is not None and not shapes:
         start, tokens = (policy.tokenizer.encode(text) for text in ("", config.teacher.hint))
         check_hint(config, policy.mesh, len(tokens))

@@ -20,7 +20,7 @@ from seeupo_jax.learner.batching import (
 from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.sampled_tokens import Ragged
-from seeupo_jax.learner.teacher import TeacherModel, taught_by
+from seeupo_jax.learner.teacher import Asked, taught_by
 from seeupo_jax.types import CONTEXT, TrainState
 
 
@@ -51,8 +51,8 @@ def score_by_teachers(
         if not spans:
             continue
         own = [np.full(len(tokens), np.nan, np.float32) for tokens in read.tokens]
-        if program is None:
-            _ask(teacher, read, spans, own)
+        if teacher.ask is not None:
+            _ask(teacher.ask, read, spans, own)
         else:
             layout = lay_out(read, spans, learner.shapes, learner.shapes.long)
             batch = turn_batch(read, layout, learner.shapes, {}, action=learner.shapes.longest)
@@ -65,11 +65,9 @@ def score_by_teachers(
     return logp
 
 
-def _ask(
-    teacher: TeacherModel, rows: SegmentBatch, spans: Sequence[ActionSpan], logp: Ragged
-) -> None:
+def _ask(ask: Asked, rows: SegmentBatch, spans: Sequence[ActionSpan], logp: Ragged) -> None:
     """Writes to `logp` what a teacher that is asked says of the spans' tokens."""
-    answers = teacher.ask([rows.tokens[span.segment][: span.end] for span in spans])
+    answers = ask([rows.tokens[span.segment][: span.end] for span in spans])
     for span, logp_L in zip(spans, answers, strict=True):
         logp[span.segment][span.position_A] = logp_L[span.position_A - 1]
 
