@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 def get_config() -> ConfigDict:
     config = ConfigDict()
-    config.iterations = 60
+    config.iterations = 150
     config.env = {
         "name": "prompts",
         "options": {
