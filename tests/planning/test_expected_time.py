@@ -168,7 +168,12 @@ def test_a_teacher_adds_a_pass_of_its_own_and_its_memory(tmp_path):
             ["minibatches_per_turn=4", "covariance.kind=clip"],
             3 / 4 * (PASS + 32 * 512 * WORDS),
         ),
-        ("a2tgpo", ["estimator.gain=turn_reward"], [], PASS + 32 * 512 * WORDS),
+        (
+            "a2tgpo",
+            ["minibatches_per_turn=4", "estimator.gain=turn_reward"],
+            ["minibatches_per_turn=4"],
+            PASS + 32 * 512 * WORDS,
+        ),
     ],
 )
 def test_a_choice_adds_the_passes_that_it_takes(recipe, without, added, flops):

@@ -28,7 +28,8 @@ from seeupo_jax.planning.slices.slice_programs import (
 # A byte a second of memory, and of all links together; FLOPs take no time.
 CHIP = Chip("toy", 1, float("inf"), 1.0, 1.0, 1.0, 4, 1, 3, 64)
 LINE = Roofline(0, 0, 0, "memory", 0, 0)
-KINDS = (*NEEDED, "rollout/reshard", "sweep/value", "sweep/scorer", "sweep/refresh")
+KINDS = (*NEEDED, "sweep/score", "sweep/reference", "rollout/reshard")
+KINDS += ("sweep/value", "sweep/scorer", "sweep/refresh")
 
 
 def setup_of(*choices, **mesh):
