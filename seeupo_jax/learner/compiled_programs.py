@@ -289,7 +289,8 @@ class Learner:
     @property
     def fused(self) -> bool:
         """Whether a turn's step also refreshes the weights of the turn before it."""
-        return refreshes_in_steps(self.algorithm)
+        # Without the old policy's pass there is a single step, and no turn before it.
+        return self.scores_old_policy and refreshes_in_steps(self.algorithm)
 
     def plan(self, turns: int, iteration: int) -> SweepPlan:
         """The passes of an iteration (1, 2, ...) over trajectories of at most so many turns."""

@@ -161,7 +161,8 @@ def sweep_kinds(
 ) -> set[Kind]:
     """The kinds of passes that the sweeps of a run may take."""
     parts = algorithm.minibatches_per_turn
-    update = _update_passes(algorithm, (0,), parts, (), last=False, score=score)
+    # A sweep without the first pass has one step, the last.
+    update = _update_passes(algorithm, (0,), parts, (), last=not score, score=score)
     first = _first_passes(algorithm, score, teachers)
     return {
         each.kind

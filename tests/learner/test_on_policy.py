@@ -9,6 +9,7 @@ import pytest
 
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.learner.batching import Shapes
+from seeupo_jax.learner.program_warming import sweep_programs
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_plan import plan_sweep, scores_old_policy
 from seeupo_jax.types import Trajectory
@@ -105,6 +106,21 @@ def test_a_single_step_is_the_same_without_the_pass(name):
 def test_what_reads_the_old_policy_before_the_step_keeps_the_pass(choices):
     assert scores_old_policy(Algorithm(**choices), 3)
     assert not scores_old_policy(Algorithm(**ALL), 3)
+
+
+@pytest.mark.parametrize(
+    "choices", [{}, {"refresh": "separate"}, ALL], ids=str
+)
+def test_the_programs_of_a_single_turn_can_be_made(choices):
+    """None refreshes weights, which no later turn reads."""
+    made = dataclasses.replace(cases.learner(shapes=SINGLE, **choices), on_policy=True)
+    state, reference = cases.new_state(made.optimizer), cases.policy()[1]
+    names = set()
+    for program in sweep_programs(made, 9):
+        program.lower(state, reference)
+        names.add(program.name.partition(" ")[0])
+    assert not made.scores_old_policy and "sweep/turn" in names
+    assert not names & {"sweep/refresh", "sweep/old"}
 
 
 def test_the_plan_without_the_pass():
