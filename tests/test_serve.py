@@ -295,7 +295,7 @@ REFUSED = {
         "--workdir=no_such"
     ],
     "--port: got 8000 at 203.0.113.7, which cannot be had": ["--host=203.0.113.7"],
-    "model path: got 'no_such'; allowed: a folder .*, or package:NAME": [
+    "model path: got 'no_such'; allowed: a folder .*, package:NAME, or OWNER/NAME": [
         "--model=no_such",
         "--port=0",
     ],

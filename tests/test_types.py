@@ -48,8 +48,8 @@ def test_the_four_reward_fields_read_one_table():
     assert again.reward_table == table and again == trajectory
 
 
-def test_stored_fields_are_all_fields_with_four_in_place_of_the_table():
-    rewards = {"reward", "turn_rewards", "rewards", "named_turn_rewards"}
+def test_stored_fields_are_all_fields_with_five_in_place_of_the_table():
+    rewards = {"reward", "turn_rewards", "rewards", "named_turn_rewards", "role_rewards"}
     names = {field.name for field in dataclasses.fields(Trajectory)} - {"reward_table"}
     assert set(played(2).stored_fields()) == names | rewards
 

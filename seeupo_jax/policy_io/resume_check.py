@@ -36,6 +36,7 @@ def sampling_hash(config: Config) -> str:
     drawn = config.curriculum.by != "none"
     for part, given in (
         ("rewards", config.rewards),
+        ("roles", config.roles),
         ("agent", config.agent.given),
         ("curriculum", drawn),
         ("judge", config.judge != Judge()),

@@ -97,7 +97,7 @@ def test_its_training_is_explained_runs_and_is_evaluated(parent):
     trained = python(parent, "seeupo_jax.train", *given)
     assert trained.returncode == 0, trained.stderr
     workdir = parent / "runs" / "doors"
-    metrics = list(map(json.loads, (workdir / "metrics.jsonl").open()))
+    metrics = list(map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines()))
     (iteration,) = [line for line in metrics if "rollout/success_rate" in line]
     assert 0 <= iteration["rollout/executed_fraction"] <= 1
     assert "rollout/reward/few_mistakes" in iteration

@@ -41,9 +41,7 @@ def bisect(env, task_id):
     return guesses, env.score()
 
 
-@pytest.mark.parametrize(
-    ("name", "lines"), [("guess_number", 45), ("price_desk", 50), ("prompts", 35)]
-)
+@pytest.mark.parametrize(("name", "lines"), [("guess_number", 45), ("price_desk", 50)])
 def test_the_page_shows_the_file(name, lines):
     text = (ROOT / "docs" / "examples" / f"{name}.py").read_text()
     assert f"```python\n{text}```" in PAGE

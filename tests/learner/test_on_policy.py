@@ -108,9 +108,7 @@ def test_what_reads_the_old_policy_before_the_step_keeps_the_pass(choices):
     assert not scores_old_policy(Algorithm(**ALL), 3)
 
 
-@pytest.mark.parametrize(
-    "choices", [{}, {"refresh": "separate"}, ALL], ids=str
-)
+@pytest.mark.parametrize("choices", [{}, {"refresh": "separate"}, ALL], ids=str)
 def test_the_programs_of_a_single_turn_can_be_made(choices):
     """None refreshes weights, which no later turn reads."""
     made = dataclasses.replace(cases.learner(shapes=SINGLE, **choices), on_policy=True)

@@ -103,7 +103,7 @@ def test_a_trajectory_is_encoded_by_the_fields_that_files_have_always_had():
     name, fields = msgpack.unpackb(extension.data)
     assert name == "Trajectory" and " ".join(fields) == (
         "segments reward group task_id seed stop messages info policy_version turn_rewards"
-        " timeout_counts rewards named_turn_rewards parent fork"
+        " timeout_counts rewards named_turn_rewards parent fork role_rewards"
     )
     assert (fields["reward"], fields["rewards"]) == (sent.reward, {"env": 0.25})
 

@@ -264,7 +264,7 @@ def logits_of(network, params, tokens_NL, **rows):
 
 
 def test_both_forms_are_equal_with_adapters():
-    network, params = random_network(dataclasses.replace(ARCH, lora=LoraAdapters(3, 6.0, ALL)))
+    network, params = random_network(dataclasses.replace(ARCH, lora=LoraAdapters(3, 3.0, ALL)))
     wanted = np.asarray(logits_of(network, params, IDS))
     assert_same(sampled(network, params, IDS), wanted)
     plain, frozen = random_network(ARCH)[0], split_trainable(network, params)[1]

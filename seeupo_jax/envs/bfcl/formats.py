@@ -100,7 +100,7 @@ def _listed(tool_format: ToolFormat) -> Format:
         return system, tuple(to_tool(doc, compact) for doc in docs)
 
     def parse(text: str, tools: Sequence[Tool]) -> tuple[ToolCall, ...]:
-        return tool_format.read(text, tools, False).calls
+        return tool_format.read(text, tools).calls
 
     def render(calls: Sequence[ToolCall]) -> str:
         return tool_format.render("", calls)

@@ -141,7 +141,7 @@ def action_end(text: str) -> str:
     return CALL if _read_header(head)[1] else RETURN
 
 
-def _read(text: str, tools: Sequence[Tool], cut: bool) -> Reading:
+def _read(text: str, tools: Sequence[Tool], cut: bool = False) -> Reading:
     if not has_channels(text):
         return Reading(text, ())
     channels = read_channels(text)

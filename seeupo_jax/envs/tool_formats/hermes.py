@@ -20,7 +20,7 @@ from seeupo_jax.envs.tool_formats.tool_format import (
 )
 
 
-def _read(text: str, tools: Sequence[Tool], cut: bool) -> Reading:
+def _read(text: str, tools: Sequence[Tool], cut: bool = False) -> Reading:
     blocks = complete_calls(read_hermes(text), cut=cut)
     end = blocks[-1].end if blocks else len(text)  # only space follows, unless it was cut
     starts = [*(block.start for block in blocks), end]

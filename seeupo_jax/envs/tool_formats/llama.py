@@ -29,7 +29,7 @@ _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _HEAD = re.compile(r"\s*<function=([^<>\n]+)>")
 
 
-def _read_json(text: str, tools: Sequence[Tool], cut: bool) -> Reading:
+def _read_json(text: str, tools: Sequence[Tool], cut: bool = False) -> Reading:
     calls = complete_calls(read_llama(text), cut=cut)
     start = thoughts_end(text)
     rest = text[start:]

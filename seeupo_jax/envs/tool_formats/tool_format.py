@@ -36,6 +36,12 @@ class Reading(NamedTuple):
     calls: tuple[ToolCall, ...]
 
 
+class Read(Protocol):
+    """`ToolFormat.read`."""
+
+    def __call__(self, text: str, tools: Sequence[Tool], cut: bool = False, /) -> Reading: ...
+
+
 @dataclass(frozen=True)
 class CallGrammar:
     """A format in Lark's syntax, for constrained decoding.
@@ -77,7 +83,7 @@ class ToolFormat:
     """
 
     name: str
-    read: Callable[[str, Sequence[Tool], bool], Reading]
+    read: Read
     write: Write
     shown: Callable[[str], str]
     plain: Callable[[str], str] = str
@@ -107,7 +113,7 @@ class ToolFormat:
     def without_calls(self) -> ToolFormat:
         """The format of messages that may call no tool."""
 
-        def read(text: str, tools: Sequence[Tool], cut: bool) -> Reading:
+        def read(text: str, tools: Sequence[Tool], cut: bool = False) -> Reading:
             return Reading(self.plain(text), ())
 
         shown = str if self.plain is str else self.shown
@@ -193,7 +199,7 @@ def format_after(mark: str, name: str, read: ReadCalls, write: Write, **more: An
       more: further fields of `ToolFormat`.
     """
 
-    def read_message(text: str, tools: Sequence[Tool], cut: bool) -> Reading:
+    def read_message(text: str, tools: Sequence[Tool], cut: bool = False) -> Reading:
         start = text.find(mark, len(text) - len(skip_thoughts(text)))
         if start < 0:
             return Reading(text, ())

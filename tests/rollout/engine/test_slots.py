@@ -326,7 +326,7 @@ def test_a_rewritten_context_goes_on_from_what_it_shares():
         {"scan_layers": True, "layers": 2},
         {"kv_heads": 1, "qk_norm": False, "tied": False},
         {"dtype": "bfloat16"},
-        HYBRID,
+        {"layers": 2, "attention_gate": True, "delta": DeltaNet((0,), 2, 4, 6, 5, 4)},
         LATENTS,
     ],
     ids=str,

@@ -129,6 +129,9 @@ FIELDS: dict[str, tuple[Any, Check]] = {
 }
 # What other choices a training run has, of which there is only one here.
 FIXED: dict[str, Any] = {
+    "teacher.path": None,
+    "teacher.server": None,
+    "roles": (),
     "lora.rank": 0,
     "lora.path": None,
     "rollout.top_k": None,  # which, like top_p and grammar, makes context of forced tokens
@@ -142,6 +145,7 @@ FIXED: dict[str, Any] = {
     "algorithm.clip_dual": None,
     "algorithm.loss_aggregation": "action",
     "algorithm.kl_in": "loss",
+    "algorithm.kl_estimate": "k3",
     "algorithm.importance": None,
     "algorithm.router_replay": "none",
     "algorithm.critic.kind": "none",
@@ -163,6 +167,8 @@ FIXED: dict[str, Any] = {
 UNREAD = (
     "refresh",
     "dynamic_sampling",
+    "tau_pos",
+    "tau_neg",
 )
 _SEEUPO = {
     "order": "reverse",
@@ -222,6 +228,12 @@ def from_flat(values: Mapping[str, Any], **own: Any) -> Options:
         values = {name: value for name, value in values.items() if name != alias}
     for name in values:
         group, _, leaf = name.partition(".")
+        section = name.rpartition(".")[0]
+        if section in FIXED:  # an option of what is not implemented here
+            raise ValueError(
+                f"config.{name}: got {values[name]!r}; allowed here: config.{section}="
+                f"{FIXED[section]!r}."
+            )
         known = name in FIELDS or name in FIXED or leaf in UNREAD
         if group in ("algorithm", "optimizer") and not known:
             raise ValueError(f"config.{name}: got {values[name]!r}; allowed: a field of {group}.")
