@@ -165,9 +165,9 @@ def test_no_text_of_a_run_is_markup_or_code(new_page, tmp_path, screenshot):
     assert HOSTILE in page.locator("#failures td, #failures th[scope=row]").all_inner_texts()
     assert page.locator("h2").first.inner_text() == name
     assert page.locator(f"#settings td:text-is({json.dumps(HOSTILE)})").count() == 2
-    box = page.locator("#curves .chart svg.marks").first.bounding_box()
-    page.mouse.move(box["x"] + 150, box["y"] + 150)
-    page.mouse.move(box["x"] + 160, box["y"] + 150)
+    marks = page.locator("#curves .chart svg.marks").first
+    for x in (150, 160):  # which scrolls to it
+        marks.hover(position={"x": x, "y": 150}, force=True)
     page.locator("#vg-tooltip-element.visible").wait_for()
     assert page.locator("#vg-tooltip-element img").count() == 0
     page.locator(".numbers summary").first.click()
