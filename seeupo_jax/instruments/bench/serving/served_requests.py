@@ -358,7 +358,8 @@ async def _request(
                 continue
             event = json.loads(data)
             texts = (choice["delta"].get("content") for choice in event.get("choices", ()))
-            if first_s is None and any(texts):
+            # `transformers serve` may send the prompt before it has sampled anything.
+            if first_s is None and any(text and prompt not in text for text in texts):
                 first_s = time.perf_counter() - began
             if event.get("usage"):
                 tokens = event["usage"]["completion_tokens"]
