@@ -1,12 +1,15 @@
 """A new project is complete: its files are clean, its tests pass, and its training runs."""
 
+import importlib
 import json
 import re
 import shlex
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+from openai.types.chat import ChatCompletion
 from places import ROOT
 from process_cases import environment
 from run_cases import save_policy
@@ -50,7 +53,7 @@ def test_its_files_are_clean_and_bear_its_name(parent):
         done = python(parent, "ruff", *check.split(), "--no-cache", settings, "doors")
         assert done.returncode == 0, done.stdout + done.stderr
     texts = {file.name: file.read_text() for file in (parent / "doors").iterdir()}
-    assert {"README.md", "config.py", "tasks.jsonl", "test_environment.py"} <= texts.keys()
+    assert {"README.md", "client.py", "config.py", "tasks.jsonl"} <= texts.keys()
     assert not any("PROJECT" in text for text in texts.values())
     assert "--config=doors/config.py --workdir=runs/doors" in texts["README.md"]
 
@@ -104,6 +107,39 @@ def test_its_training_is_explained_runs_and_is_evaluated(parent):
     assert (workdir / "policy" / "model.safetensors").is_file()
     evaluated = python(parent, "seeupo_jax.evaluate", *given)
     assert evaluated.returncode == 0 and "avg@1" in evaluated.stdout, evaluated.stderr
+
+
+def test_its_client_executes_the_calls_of_an_agent(parent, monkeypatch):
+    """The agent is one that solves the task; what it is asked is what the server would read."""
+    monkeypatch.syspath_prepend(parent / "doors")
+    for name in ("client", "environment"):
+        monkeypatch.setitem(sys.modules, name, None)  # as it was, afterwards
+        del sys.modules[name]
+    client = importlib.import_module("client")
+    doors, asked = importlib.import_module("environment").Doors(), []
+    solution = iter(doors.solution("test/3"))
+
+    def create(*, model, messages, tools):
+        asked.append([*messages])
+        call = next(solution)
+        function = {"name": call.name, "arguments": json.dumps(call.arguments)}
+        calls = [{"id": f"call_{len(asked)}", "type": "function", "function": function}]
+        message = {"role": "assistant", "content": None, "tool_calls": calls}
+        choice = {"index": 0, "finish_reason": "tool_calls", "message": message}
+        kind = {"object": "chat.completion", "created": 0}
+        return ChatCompletion.model_validate(
+            kind | {"id": "1", "model": model, "choices": [choice]}
+        )
+
+    completions = SimpleNamespace(create=create)
+    agent = SimpleNamespace(chat=SimpleNamespace(completions=completions))
+    messages, score = client.play(agent, "test/3")
+    assert score == 1.0 and [message["role"] for message in messages] == [
+        *("user", "assistant", "tool", "assistant", "tool")
+    ]
+    code = doors.tasks["test/3"]["code"]
+    answer = {"role": "tool", "name": "find", "content": f"The code is {code}."}
+    assert asked[1][-1] == answer | {"tool_call_id": "call_1"}
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "1st", "a-b", "a b", ".", "ä", "x" * 65])
