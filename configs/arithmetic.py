@@ -16,7 +16,12 @@ def get_config() -> ConfigDict:
         "name": "prompts",
         "options": {
             "file": "seeupo_jax.tasks.arithmetic:additions",
-            "file_options": {"tasks": 800, "test_tasks": 200, "digits": [2, 1]},
+            "file_options": {
+                "tasks": 700,
+                "validation_tasks": 100,
+                "test_tasks": 200,
+                "digits": [2, 1],
+            },
             "prompt": "question",
             "answer": "answer",
         },
@@ -43,7 +48,8 @@ def get_config() -> ConfigDict:
         "temperature": 1.0,
         "deterministic": True,
     }
-    config.optimizer = {"name": "adam", "learning_rate": 1e-4}
+    config.optimizer = {"name": "adam", "learning_rate": 3e-4}
+    config.algorithm = {"minibatches_per_turn": 4}
     config.evaluation = {"every": 10, "split": "test", "tasks": 200, "k": 4}
     config.checkpoint = {"every": 20}
     return config

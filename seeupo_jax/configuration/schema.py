@@ -61,8 +61,8 @@ class Rollout:
 
     tasks: int = at_least(1, 16)
     """B, tasks per iteration."""
-    group_size: int = at_least(2, 8)
-    """G, trajectories per task."""
+    group_size: int = at_least(1, 8)
+    """G, trajectories per task; 1 with advantages that compare no rewards within a group."""
     max_turns: int = at_least(1, 6)
     """K, turns of a trajectory at most."""
     max_action_tokens: int = at_least(1, 32)
