@@ -4,9 +4,9 @@
     python -m seeupo_jax.train --config=configs/order_desk_distill.py --workdir=runs/distill
 
 The student begins as `quickstart.py` does. Its advantages are log(teacher / student) of each token
-that it samples, instead of rewards, so that a task needs no second trajectory to compare with. An
-iteration has a quarter of quickstart's trajectories and four optimizer steps. The tokens that it samples until it is as good as its teacher:
-docs/distillation.md.
+that it samples, instead of rewards, so a task needs no second trajectory to be compared with. An
+iteration has a quarter of quickstart's trajectories and four optimizer steps. The tokens that it
+samples until it is as good as its teacher: docs/distillation.md.
 """
 
 from ml_collections import ConfigDict
