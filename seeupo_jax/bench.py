@@ -13,9 +13,10 @@
     python -m seeupo_jax.bench estimates [--json=OUT]
     python -m seeupo_jax.bench accelerator --out=DIR [--minutes=30] [--rehearse]
 
-The first seven measure; each has `--help`. `gain` scores reference answers behind every turn, as
+The first eight measure; each has `--help`. `gain` scores reference answers behind every turn, as
 branches of one pass and by a pass for each; it needs no PyTorch. `serving` compares `seeupo-serve`
-with `transformers`, and `agents` rollouts with and without the endpoint. `all` runs the
+with `transformers`, and `agents` rollouts with and without the endpoint. `processes` compares
+several processes with one on the same work, by the time that their devices idle. `all` runs the
 measurements of the page (`--suite=accelerator`: for a GPU or a TPU), except those that have figures
 already, and then `report`, which writes the page from the existing figures. `estimates` compares
 the seconds that `aot` estimates for programs on this machine's CPU with those that they take.

@@ -29,14 +29,21 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from seeupo_jax.benchmarks import machine
 from seeupo_jax.benchmarks.comparison import TOLERANCES, greatest
 from seeupo_jax.benchmarks.settings import MODELS, BenchSettings
 from seeupo_jax.benchmarks.workloads import prepared
 from seeupo_jax.cli.command_line import add_cluster_flags, prepare_xla
-from seeupo_jax.configuration.flags import Flags, Wrong, integer, names, one_of, output_file, positive
+from seeupo_jax.configuration.flags import (
+    Flags,
+    Wrong,
+    integer,
+    names,
+    one_of,
+    output_file,
+    positive,
+)
 from seeupo_jax.instruments.bench.processes.device_idle import (
     CHANNEL,
     ROLLOUT,
@@ -83,24 +90,25 @@ def add_flags(parser: Flags) -> None:
 def run(flags: argparse.Namespace) -> dict[str, Any] | None:
     """Measures and prints; the figures.
 
-    With `--num_processes` it is one of the processes that another one has started.
+    With a flag of `add_cluster_flags` it is one of the processes that another one has started.
 
     Raises:
       ValueError: a process failed, or several do not compute what one does.
     """
-    if flags.num_processes is not None:
+    if {flags.coordinator, flags.process_id, flags.num_processes} != {None}:
         return _as_one_of_several(flags)
-    about: dict[str, Any] = {
-        "benchmark": "processes",
-        "load_before": round(os.getloadavg()[0], 2),
-        "allowed": ALLOWED,
-    }
+    load = round(os.getloadavg()[0], 2)  # before there is ours
     measured = {count: _start(flags, count) for count in flags.processes}
-    figures = about | {
+    one = measured[1]
+    figures: dict[str, Any] = {
+        "benchmark": "processes",
+        "settings": one["settings"],
+        "parameters": one["parameters"],
+        "machine": one["machine"] | {"load_before": load},
+        "allowed": ALLOWED,
         "of_processes": {
-            str(count): of_count | _against_one(of_count, measured[1], count)
-            for count, of_count in measured.items()
-        }
+            str(count): _against_one(of_count, one, count) for count, of_count in measured.items()
+        },
     }
     figures["kept"] = _most(figures) <= ALLOWED
     _print(figures)
@@ -165,13 +173,12 @@ def _as_one_of_several(flags: argparse.Namespace) -> dict[str, Any] | None:
                     each.setdefault((part, way), []).append([IdleTimes(*one) for one in every])
         if jax.process_index():
             return None
-    device = jax.devices()[0]
     return {
         "settings": {"workload": "long", "model": flags.model, "groups": settings.groups}
         | {name: getattr(flags, name) for name in ("scale", "turns", "group_size", "decode_steps")},
         "parameters": parameters(inputs.arch),
         "devices": jax.device_count(),
-        "machine": machine.describe(device),
+        "machine": machine.describe(jax.devices()[0]),
         "results": work.results,
         "parts": [{"part": part, "way": way, **_figures(e)} for (part, way), e in each.items()],
     }
@@ -206,9 +213,7 @@ def _figures(each: Sequence[Sequence[IdleTimes]]) -> dict[str, Any]:
     }
 
 
-def _against_one(
-    of_count: Mapping[str, Any], one: Mapping[str, Any], count: int
-) -> dict[str, Any]:
+def _against_one(of_count: Mapping[str, Any], one: Mapping[str, Any], count: int) -> dict[str, Any]:
     """Whether the results are those of one process, and how much longer devices idle.
 
     Raises:
@@ -216,7 +221,9 @@ def _against_one(
     """
     results, wanted = of_count["results"], one["results"]
     pairs = list(zip(results["steps"], wanted["steps"], strict=True))
-    differences = [greatest(a[name], b[name]) for a, b in pairs for name in ("loss", "kl", "weights")]
+    differences = [
+        greatest(a[name], b[name]) for a, b in pairs for name in ("loss", "kl", "weights")
+    ]
     most = max(differences)
     if results["rollout_hash"] != wanted["rollout_hash"] or not most <= TOLERANCES["float32"]:
         raise ValueError(
@@ -226,7 +233,12 @@ def _against_one(
     alone = {row["part"]: row["idle"] for row in one["parts"]}
     parts = [row | {"over_one": row["idle"] - alone[row["part"]]} for row in of_count["parts"]]
     same = results["sweep_hash"] == wanted["sweep_hash"]
-    return {"parts": parts, "same_bits": same, "largest_difference": most}
+    return {
+        "devices": of_count["devices"],
+        "parts": parts,
+        "same_bits": same,
+        "largest_difference": most,
+    }
 
 
 def _most(figures: Mapping[str, Any]) -> float:
