@@ -7,7 +7,7 @@ programs. The devices of a process are idle if the host does not give them their
 time, for example because it waits for the others. One process shows how much of that the work has
 of itself; what several have more is the price of their agreements.
 
-Each process first writes the same random weights and trajectories. The first rollout and the first
+Weights and trajectories are random and the same. The first rollout and the first
 sweep are compared with those of one process: all samples to the last bit, and the values of all
 steps within rounding, since a sum over four devices is made in another order within a process than
 between processes. Then both ways to agree are measured alternately.
