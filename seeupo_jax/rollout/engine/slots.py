@@ -87,6 +87,7 @@ class SlotEngine:
         these constrain, a dispatch decodes one token while an action of its has a grammar.
       per_turn: whether turns may have their own sampling, which is of all others then the default.
         One program draws for all, and computes no entropies.
+      agree: from numbers of this process to the largest of each over all processes.
     """
 
     def __init__(
@@ -106,12 +107,13 @@ class SlotEngine:
         read_plan: KVReadPlan = ANYWHERE,
         grammars: Grammars | None = None,
         constraints: Constraints | None = None,
+        agree: Callable[[Sequence[int]], list[int]] = max_over_processes,
     ):
         self._arch, self._sampling, self.plan = network.arch, sampling, plan
         self._layout, self._reshard_bytes = SamplerLayout(network, mesh, int8=int8), 0
         self._training, self._per_turn = sampling.temperature, per_turn
         self._mesh, self._read_plan, self._grammars = mesh, read_plan, grammars
-        self._constraints = constraints
+        self._constraints, self._agree = constraints, agree
         self._steps = 1 if grammars is not None else min(steps, sampling.max_tokens)
         self._group_size = group_size if read_plan.kernel == "xla" else 1
         local = [0] if mesh is None else local_row_shards(mesh)
@@ -192,7 +194,7 @@ class SlotEngine:
             int(masked),
             int(stop),
         ]
-        more, copying, rows, width, *tiles, begun, masked, stopping = max_over_processes(wants)
+        more, copying, rows, width, *tiles, begun, masked, stopping = self._agree(wants)
         if stopping or not more:
             self._free()
         if stopping:
@@ -288,6 +290,11 @@ class SlotEngine:
 
     def seconds(self) -> Mapping[str, float]:
         return self._clock.seconds
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds of the collection in which no prefill or decoding was dispatched."""
+        return self._clock.idle_s
 
     def mesh_in_force(self) -> contextlib.AbstractContextManager[Any]:
         """Where the engine's programs run and compile."""
