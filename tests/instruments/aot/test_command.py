@@ -1,4 +1,6 @@
+import contextlib
 import dataclasses
+import io
 import json
 import re
 import sys
@@ -44,11 +46,17 @@ def sentence(capsys):
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory):
-    """All that the command writes of the small configuration."""
+def written(tmp_path_factory):
+    """All that the command writes of the small configuration, and all that it prints."""
     file = tmp_path_factory.mktemp("aot") / "report.json"
-    assert run(f"--programs={COMPILED}", f"--json={file}") == 0
-    return json.loads(file.read_text())
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert run(f"--programs={COMPILED}", f"--json={file}") == 0
+    return json.loads(file.read_text()), printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def report(written):
+    return written[0]
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +146,32 @@ def test_the_estimate_of_an_iteration_counts_every_program(report):
         "sweep/turn": 4,
     }
     assert all(0 < part["step_s"] <= part["serial_s"] for part in made["parts"])
+
+
+@needs_libtpu
+def test_times_are_told_at_best_and_at_published_efficiency(written):
+    report, printed = written
+    assert report["efficiency"] == {"compute": 0.6, "memory": 0.6}
+    for each in report["programs"].values():
+        line = each["roofline"]
+        slower = max(line["compute_s"], line["memory_s"]) / 0.6
+        assert line["published_s"] == pytest.approx(max(slower, line["serial_s"]))
+    total = sum(part["published_s"] for part in report["iteration"]["parts"])
+    pattern = (
+        r"one iteration, estimated: (\S+) s on the devices at published efficiency;"
+        r" at best (\S+) to (\S+) s \(full overlap to no overlap\)"
+    )
+    published, *best = map(float, re.search(pattern, printed).groups())
+    assert published == pytest.approx(total, rel=0.01) and best[0] <= best[1] <= published
+    assert "published efficiency: 60% of the peak FLOP/s, 60% of the memory's bandwidth" in printed
+    assert f"left out: {'; '.join(report['left_out'])}\n" in printed
+    for what in ("hosts", "environments", "waves", "resharding", "stragglers"):
+        assert what in " ".join(report["left_out"])
+    # Of the model's FLOPs, over those of four chips of 197 TFLOP/s.
+    row = re.search(r"MFU, published +(\d+)%", printed)
+    turn = report["programs"]["sweep/turn"]
+    mfu = turn["needed_flops"] / (4 * 197e12 * turn["roofline"]["published_s"])
+    assert int(row[1]) == round(100 * mfu) <= 60
 
 
 @needs_libtpu
