@@ -303,9 +303,9 @@ def batch_shapes(
     action: int,
     doubled: bool = False,
 ) -> TurnBatch:
-    """What `turn_batch` returns where no more is needed than is listed, as shape structs.
+    """Shape structs of a batch with the listed number of rows and spans; see `turn_batch`.
 
-    Nothing is allocated: a program is compiled for batches that this host could not hold.
+    Nothing is allocated, so a program can be compiled for batches that this host could not hold.
 
     Args:
       per_token: names of the fields of every token.
@@ -326,7 +326,7 @@ def batch_shapes(
         microbatches=struct((), np.int32),
         segment_MRL=None if shapes.share else of_tokens,
         counted_MRL=None if routing is None else struct(MRL, np.bool_),
-        expert_MRLG=None if rows.experts is None else rows.experts.shape(*MRL),
+        expert_MRLG=None if rows.experts is None else rows.experts.struct(*MRL),
         **{f"{name}_PA": struct(PA, _DTYPES.get(name, np.float32)) for name in per_token},
     )
 

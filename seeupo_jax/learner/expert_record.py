@@ -73,7 +73,7 @@ class ExpertRecord:
         """The record with more segments."""
         return ExpertRecord(self.routing, (*self.expert_LG, *expert_LG))
 
-    def shape(self, *shape: int) -> jax.ShapeDtypeStruct:
+    def struct(self, *shape: int) -> jax.ShapeDtypeStruct:
         """The shape of a record of so many tokens."""
         return jax.ShapeDtypeStruct((*shape, self.routing.size), self.routing.dtype)
 

@@ -86,9 +86,9 @@ def make_refresh_batch(
 
 
 def refresh_shapes(rows: SegmentBatch, shapes: Shapes, length: int) -> RefreshBatch:
-    """What `make_refresh_batch` returns for a step in rows of a length, as shape structs.
+    """Shape structs of the refresh of a step in rows of a length; see `make_refresh_batch`.
 
-    Nothing is allocated, as in `batch_shapes`.
+    Nothing is allocated, as by `batch_shapes`.
 
     Raises:
       ValueError: more tokens than int32 counts.
@@ -103,7 +103,7 @@ def refresh_shapes(rows: SegmentBatch, shapes: Shapes, length: int) -> RefreshBa
         trajectory_P=struct(PA[:1], np.int32),
         old_logp_PA=struct(PA, np.float32),
         chunks_M=struct(MQRC[:1], np.int32),
-        expert_MQRCG=None if rows.experts is None else rows.experts.shape(*MQRC),
+        expert_MQRCG=None if rows.experts is None else rows.experts.struct(*MQRC),
     )
 
 

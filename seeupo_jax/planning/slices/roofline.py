@@ -47,10 +47,10 @@ def estimate(
     these assumptions leave in.
 
     At published efficiency, matrix units and memory run at the chip's shares of their peaks.
-    Published MFU is of whole steps, so what communication they do not hide is in it; where that is
-    less than `serial_s`, as for a program bound by the network, `serial_s` counts. It is applied
-    to all FLOPs that are executed: MFU counts the model's alone, but the runs with the highest
-    recompute next to nothing (MaxText's of v5p: `remat_policy=minimal`).
+    Published MFU is of whole steps, so it contains the communication that they do not hide; where
+    `serial_s` is longer, as of a program bound by the network, `serial_s` counts. The share is
+    applied to all executed FLOPs, the cautious reading: MFU counts the model's alone, and published
+    runs recompute activations too (MaxText's little on v5p, more on v5e and v6e).
 
     Args:
       flops, hbm_bytes: FLOPs of one device, and bytes that it moves to and from its memory.
