@@ -59,8 +59,8 @@ def row(report: Mapping[str, Any]) -> tuple[str, ...]:
         f"{turn['executed_flops'] / turn['six_nd_flops']:.2f}" if done else "",
         _span(line["step_s"], line["serial_s"]) if done else "",
         line["bound"] if done else "",
-        "" if made is None else _span(_total(made, "step_s"), _total(made, "serial_s")),
-        "" if made is None else f"{_total(made, 'published_s'):,.0f}",
+        "" if made is None else _span(made["step_s"], made["serial_s"]),
+        "" if made is None else f"{made['published_s']:,.0f}",
     )
 
 
@@ -81,10 +81,6 @@ def _peak(programs: Mapping[str, Any], phase: str) -> str:
         return ""
     top = max(mine, key=lambda kind: mine[kind]["peak"])
     return f"{mine[top]['peak'] / GIB:.1f} ({top.partition('/')[2]})"
-
-
-def _total(iteration: Mapping[str, Any], key: str) -> float:
-    return sum(part[key] for part in iteration["parts"])
 
 
 def _span(least: float, most: float) -> str:

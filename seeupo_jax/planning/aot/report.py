@@ -184,6 +184,7 @@ class Report:
         """Everything, for JSON."""
         setup = self._setup
         made = estimate_iteration(setup, self._programs, self.figures)
+        totals = ("step_s", "serial_s", "published_s")
 
         def entry(each: CompiledFigures) -> dict[str, Any]:
             traffic = by_kind_and_axis(each.collectives)
@@ -205,7 +206,9 @@ class Report:
             "programs": {name: entry(each) for name, each in self.figures.items()},
             "fits": self.fits,
             "held": self.held,
-            "iteration": None if made is None else dataclasses.asdict(made),
+            "iteration": None
+            if made is None
+            else dataclasses.asdict(made) | {name: getattr(made, name) for name in totals},
             "efficiency": {
                 "compute": setup.topology.chip.compute_efficiency,
                 "memory": setup.topology.chip.memory_efficiency,
