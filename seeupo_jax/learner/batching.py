@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import jax
 import numpy as np
 
 from seeupo_jax.learner.expert_record import ExpertRecord
@@ -239,11 +240,8 @@ def turn_batch(
     """
     L, R, forest, spans = layout.length, shapes.rows, layout.forest, layout.spans
     span_slots = [(place, 0) for place in range(len(spans))] if span_slots is None else span_slots
-    needed = len(forest.tokens), 1 + max((place for place, _ in span_slots), default=-1)
-    if doubled:
-        least = shapes.microbatches(L) * R + 1, shapes.spans() + 1
-        needed = tuple(map(max, needed, least))
-    M, P = shapes.microbatches(L, needed[0]), shapes.spans(needed[1])
+    spans_needed = 1 + max((place for place, _ in span_slots), default=-1)
+    M, P = _room(shapes, L, len(forest.tokens), spans_needed, doubled=doubled)
     predicted = TargetSlots(M * R, L)
     tokens, depth = (np.zeros((M * R, L), np.int32) for _ in range(2))
     end = np.tile(np.arange(1, L + 1, dtype=np.int32), (M * R, 1))
@@ -286,6 +284,53 @@ def turn_batch(
     )
 
 
+def _room(
+    shapes: Shapes, length: int, rows: int = 0, spans: int = 0, *, doubled: bool
+) -> tuple[int, int]:
+    """M and P of a batch of so many rows of a length and so many spans."""
+    if doubled:
+        rows = max(rows, shapes.microbatches(length) * shapes.rows + 1)
+        spans = max(spans, shapes.spans() + 1)
+    return shapes.microbatches(length, rows), shapes.spans(spans)
+
+
+def batch_shapes(
+    rows: SegmentBatch,
+    shapes: Shapes,
+    per_token: Sequence[str] = (),
+    *,
+    length: int,
+    action: int,
+    doubled: bool = False,
+) -> TurnBatch:
+    """Shape structs of a batch with the listed number of rows and spans; see `turn_batch`.
+
+    Nothing is allocated, so a program can be compiled for batches that this host could not hold.
+
+    Args:
+      per_token: names of the fields of every token.
+
+    Raises:
+      ValueError: more tokens than int32 counts.
+    """
+    M, P = _room(shapes, length, doubled=doubled)
+    check_slots(M * shapes.rows, length)
+    routing, struct = rows.routing, jax.ShapeDtypeStruct
+    MRL, PA = (M, shapes.rows, length), (P, action)
+    of_tokens = struct(MRL, np.int32)
+    return TurnBatch(
+        *(of_tokens,) * 5,
+        slot_PA=struct(PA, np.int32),
+        mask_PA=struct(PA, np.float32),
+        trajectory_P=struct((P,), np.int32),
+        microbatches=struct((), np.int32),
+        segment_MRL=None if shapes.share else of_tokens,
+        counted_MRL=None if routing is None else struct(MRL, np.bool_),
+        expert_MRLG=None if rows.experts is None else rows.experts.struct(*MRL),
+        **{f"{name}_PA": struct(PA, _DTYPES.get(name, np.float32)) for name in per_token},
+    )
+
+
 def scatter(
     numbers: Sequence[np.ndarray], spans: Sequence[ActionSpan], scored_PA: np.ndarray
 ) -> None:
@@ -294,16 +339,21 @@ def scatter(
         numbers[span.segment][span.position_A] = scored_A[: span.position_A.size]
 
 
+def check_slots(rows: int, length: int) -> None:
+    """ValueError: the rows have more tokens than int32 counts."""
+    if rows * length > np.iinfo(np.int32).max:
+        raise ValueError(
+            f"a step has {rows} rows of {length} tokens, padding included; allowed: fewer than"
+            " 2**31 tokens, which int32 counts: lower config.rollout.tasks, group_size or"
+            " max_context."
+        )
+
+
 class TargetSlots:
     """The slots of rows in which tokens are predicted; spans that share a token share its slot."""
 
     def __init__(self, rows: int, length: int):
-        if rows * length > np.iinfo(np.int32).max:
-            raise ValueError(
-                f"a step has {rows} rows of {length} tokens, padding included; allowed: fewer than"
-                " 2**31 tokens, which int32 counts: lower config.rollout.tasks, group_size or"
-                " max_context."
-            )
+        check_slots(rows, length)
         self.parent = np.zeros((rows, length), np.int32)
         self.target = np.full((rows, length), NO_TARGET, np.int32)
         # Of each token of a row, one more than its slot: zeros take no memory before they are used.
@@ -321,23 +371,3 @@ class TargetSlots:
         self.target[row, first : first + count] = token_A[new_A]
         self._count[row] += count
         return row * self.target.shape[1] + self._next[row, index_A] - 1
-
-
-def empty_layout(length: int) -> Layout:
-    """A layout without spans, in rows of a length."""
-    return Layout([], *choose_length([], [], lengths=(length,), rows=1))
-
-
-def empty_batch(
-    rows: SegmentBatch,
-    shapes: Shapes,
-    per_token: Sequence[str] = (),
-    *,
-    length: int,
-    action: int,
-    doubled: bool = False,
-) -> TurnBatch:
-    """A batch without rows, in the shapes of a real one that has these fields of tokens."""
-    fields: dict[str, list[np.ndarray]] = {name: [] for name in per_token}
-    layout = empty_layout(length)
-    return turn_batch(rows, layout, shapes, fields, action=action, doubled=doubled)

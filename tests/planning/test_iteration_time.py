@@ -26,8 +26,8 @@ from seeupo_jax.planning.slices.slice_programs import (
 )
 
 # A byte a second of memory, and of all links together; FLOPs take no time.
-CHIP = Chip("toy", 1, float("inf"), 1.0, 1.0, 1.0, 4, 1, 3, 64)
-LINE = Roofline(0, 0, 0, "memory", 0, 0)
+CHIP = Chip("toy", 1, float("inf"), 1.0, 1.0, 1.0, 4, 1, 3, 64, memory_efficiency=0.5)
+LINE = Roofline(0, 0, 0, "memory", 0, 0, 0)
 KINDS = (*NEEDED, "sweep/score", "sweep/reference", "rollout/reshard")
 KINDS += ("sweep/value", "sweep/scorer", "sweep/refresh")
 
@@ -71,6 +71,7 @@ def test_a_minibatch_has_its_share_of_the_microbatches_and_the_whole_optimizer(
     turn = parts_of("recipe=grpo", *sizes)["sweep/turn"]
     assert turn.times == steps
     assert turn.serial_s == pytest.approx(steps * (trips * (7 + 3) + 5))
+    assert turn.published_s == pytest.approx(steps * (trips * 7 + 5) / 0.5)
 
 
 def test_passes_that_limit_tokens_by_their_covariance_are_of_a_minibatch():
@@ -84,9 +85,10 @@ def test_passes_that_limit_tokens_by_their_covariance_are_of_a_minibatch():
 def test_the_model_that_scores_turns_steps_and_is_scored_in_every_epoch():
     """Of its scores a pass each, besides the old policy's and the reference's."""
     istar = ("algorithm.advantage=istar", "algorithm.estimator.scorer_epochs=3")
-    parts = parts_of("recipe=grpo", *istar, line=Roofline(0, 0, 0, "memory", 2, 5))
+    parts = parts_of("recipe=grpo", *istar, line=Roofline(0, 0, 0, "memory", 2, 5, 7))
     assert (parts["sweep/scorer"].times, parts["sweep/score"].times) == (3, 2 + 3)
-    assert (parts["sweep/scorer"].step_s, parts["sweep/scorer"].serial_s) == (3 * 2, 3 * 5)
+    scorer = parts["sweep/scorer"]
+    assert (scorer.step_s, scorer.serial_s, scorer.published_s) == (3 * 2, 3 * 5, 3 * 7)
 
 
 def test_weights_are_refreshed_after_every_turn_but_the_last_by_passes_of_their_own():

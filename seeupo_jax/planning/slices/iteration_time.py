@@ -23,6 +23,14 @@ from seeupo_jax.planning.slices import roofline
 from seeupo_jax.planning.slices.slice_programs import Setup, SliceProgram
 
 NEEDED = ("sweep/turn", "rollout/prefill", "rollout/decode")  # and what scores policies
+# What no estimate contains, whatever the efficiency of the programs.
+LEFT_OUT = (
+    "the hosts' work (packing rows, tokenizing, scheduling)",
+    "environments",
+    "waves (slots that wait for the longest conversations, or for their turns)",
+    "resharding beyond the transfers of rollout/reshard",
+    "stragglers",
+)
 
 
 class ProgramFigures(Protocol):
@@ -40,17 +48,30 @@ class IterationPart:
     """Some executions of a kind of program.
 
     step_s: seconds when computing, memory and network overlap fully. serial_s: when nothing does.
+    published_s: at published efficiency.
     """
 
     name: str
     times: float
     step_s: float
     serial_s: float
+    published_s: float
+
+    @classmethod
+    def of(cls, name: str, times: float, lines: Sequence[roofline.Roofline]) -> IterationPart:
+        """So many executions of each of these estimates."""
+        return cls(
+            name,
+            times * len(lines),
+            times * sum(line.step_s for line in lines),
+            times * sum(line.serial_s for line in lines),
+            times * sum(line.published_s for line in lines),
+        )
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """An estimate of one iteration, without its environments.
+    """An estimate of one iteration, without what `LEFT_OUT` lists.
 
     sampled: assumed tokens of an action. context: tokens that are prefilled.
     """
@@ -59,8 +80,17 @@ class Iteration:
     context: int
     parts: tuple[IterationPart, ...]
 
-    def seconds(self, *, serial: bool) -> float:
-        return sum(part.serial_s if serial else part.step_s for part in self.parts)
+    @property
+    def step_s(self) -> float:
+        return sum(part.step_s for part in self.parts)
+
+    @property
+    def serial_s(self) -> float:
+        return sum(part.serial_s for part in self.parts)
+
+    @property
+    def published_s(self) -> float:
+        return sum(part.published_s for part in self.parts)
 
 
 def program_roofline(
@@ -120,18 +150,12 @@ def estimate_iteration(
         "sweep/refresh": refreshed / longest,
     }
     parts = [
-        IterationPart(kind, times, times * line.step_s, times * line.serial_s)
+        IterationPart.of(kind, times, [line])
         for kind, times in amounts.items()
         if times and kind in figures and (line := figures[kind].roofline) is not None
     ]
     turns = list(_steps(setup, programs["sweep/turn"], figures["sweep/turn"]))
-    total = IterationPart(
-        "sweep/turn",
-        len(turns),
-        sum(line.step_s for line in turns),
-        sum(line.serial_s for line in turns),
-    )
-    return Iteration(sampled, context, (*parts, total))
+    return Iteration(sampled, context, (*parts, IterationPart.of("sweep/turn", 1, turns)))
 
 
 def _steps(
