@@ -18,7 +18,7 @@ Shape = tuple[str, tuple[int, ...]]  # HLO's name of a type (f32, bf16, ...), an
 _COMPUTATION = re.compile(r"^(ENTRY )?%(\S+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%(\S+) = (\(.*?\)|\S+) ([a-z][\w-]*)\((.*?)\)(.*)$")
 _SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
-_CALLED = re.compile(r"\b(calls|to_apply|body|branch_computations)=(\{[^}]*\}|%[^\s,]+)")
+_CALLED = re.compile(r"\b(calls|to_apply|body|condition|branch_computations)=(\{[^}]*\}|%[^\s,]+)")
 _TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _SCOPE = re.compile(r'op_name="([^"]*)"')
 _COPIES = ("copy", "bitcast", "copy-start", "copy-done")

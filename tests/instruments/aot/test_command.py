@@ -21,6 +21,7 @@ from seeupo_jax.learner.program_warming import sweep_programs
 from seeupo_jax.planning import chips, flops
 from seeupo_jax.planning.aot import measure, search
 from seeupo_jax.planning.aot.report import Report
+from seeupo_jax.planning.collectives import collectives
 from seeupo_jax.planning.slices.slice_programs import choose_programs, list_programs, prepare
 from seeupo_jax.policy.files.weights import load_architecture
 
@@ -124,6 +125,27 @@ def test_flops_and_traffic_are_of_all_microbatches_and_of_all_decoded_tokens(rep
     assert reduced[0]["count"] >= 8 * 2 * 2  # eight tokens, two layers, two sums each
     moved = report["programs"]["rollout/reshard"]["traffic"]
     assert {t["kind"] for t in moved} >= {"all-gather"} and moved[0]["bytes"] > 0.4 * MIB
+
+
+@needs_libtpu
+@pytest.mark.parametrize("sampler", ["None", "{'data': 4, 'tensor': 2}"])
+def test_no_decode_step_meets_another_slice(sampler):
+    """Compiled for two slices of four chips; partitions 0 to 3 are those of the first."""
+    fields = ["mesh={'data': 1, 'fsdp': 4, 'tensor': 2}", f"rollout.mesh={sampler}"]
+    found = prepare(load_config(SMALL, fields), chips.parse_topology("v6e:2x2*2"))
+    where = [device.slice_index for device in found.sampler_mesh.devices.flat]
+    assert where == [0] * 4 + [1] * 4
+    crossing = {}
+    for program in choose_programs(list_programs(found), ["rollout/reshard", "rollout/decode"]):
+        text = program.lower().compile().as_text()
+        sends = re.findall(r" send\(.*xla_megascale_runtime", text)  # so XLA writes it
+        kinds = [c.kind for c in collectives(text, program.mesh.shape) if c.axes == ("slices",)]
+        assert len(kinds) == len(sends)
+        crossing[program.kind] = set(kinds)
+        for each in re.findall(r"replica_groups=\{(\{.*?\})\}", text):  # within a slice
+            for group in re.findall(r"\{([\d,]+)\}", each):
+                assert len({where[int(i)] for i in group.split(",")}) == 1
+    assert crossing == {"rollout/decode": set(), "rollout/reshard": {"all-gather"}}
 
 
 @needs_libtpu
