@@ -130,7 +130,7 @@ def test_flops_and_traffic_are_of_all_microbatches_and_of_all_decoded_tokens(rep
 @needs_libtpu
 @pytest.mark.parametrize("sampler", ["None", "{'data': 4, 'tensor': 2}"])
 def test_no_decode_step_meets_another_slice(sampler):
-    """Compiled for two slices of four chips; partitions 0 to 3 are those of the first."""
+    """Compiled for two slices of four chips: what goes between them, the hosts send."""
     fields = ["mesh={'data': 1, 'fsdp': 4, 'tensor': 2}", f"rollout.mesh={sampler}"]
     found = prepare(load_config(SMALL, fields), chips.parse_topology("v6e:2x2*2"))
     where = [device.slice_index for device in found.sampler_mesh.devices.flat]
@@ -142,9 +142,6 @@ def test_no_decode_step_meets_another_slice(sampler):
         kinds = [c.kind for c in collectives(text, program.mesh.shape) if c.axes == ("slices",)]
         assert len(kinds) == len(sends)
         crossing[program.kind] = set(kinds)
-        for each in re.findall(r"replica_groups=\{(\{.*?\})\}", text):  # within a slice
-            for group in re.findall(r"\{([\d,]+)\}", each):
-                assert len({where[int(i)] for i in group.split(",")}) == 1
     assert crossing == {"rollout/decode": set(), "rollout/reshard": {"all-gather"}}
 
 
