@@ -22,10 +22,10 @@ _RECEIVED: dict[str, Callable[[int], float]] = {
 }
 
 
-# How XLA for TPU writes the part of a collective that goes between slices: the hosts send it. The
-# slices of a group are numbered from 1 on.
+# How XLA for TPU writes the part of a collective that goes between slices: the hosts send it. Its
+# target begins with the slices of a group, or it is pairs of devices.
 _BETWEEN_SLICES = re.compile(
-    r'_xla_megascale_target="\{([\d,]+)\}.*?".*?_xla_megascale_transfer_type="(\w+)"'
+    r'_xla_megascale_target="?\{([\d,]*).*?_xla_megascale_transfer_type="(\w+)"'
 )
 SLICES = "slices"  # stands for the mesh axes of such a part
 
@@ -108,11 +108,11 @@ def _exchange(
     if between is None:
         return None, (), 0
     kind = between[2].lower().replace("_", "-")
-    # One of another name moves its operand once, as a permutation does.
+    # One of another name moves its operand once from device to device, as a permutation does.
     return (
         kind if kind in _RECEIVED else "collective-permute",
         (SLICES,),
-        len(between[1].split(",")),
+        len(between[1].split(",")) if between[1] else 2,
     )
 
 

@@ -76,7 +76,8 @@ ENTRY %main (x: f32[2,96]) -> f32[2,96] {
   %after-all = token[] after-all(), frontend_attributes={MegascaleRendezvousKeyName="all-gather.7_0"}
   %send = (f32[2,96]{1,0}, u32[], token[]) send(%x, %after-all), channel_id=2, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_host_transfer_rendezvous="all-gather.7_0",_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_GATHER"}
   %send.1 = (f32[2,96]{1,0}, u32[], token[]) send(%x, %after-all), channel_id=4, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_megascale_reduce_operation="ADD",_xla_megascale_target="{1,2,3,4}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}
-  %send.2 = (f32[2,96]{1,0}, u32[], token[]) send(%x, %after-all), channel_id=6, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="a callback"}
+  %send.2 = (f32[2,96]{1,0}, u32[], token[]) send(%x, %after-all), channel_id=6, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_megascale_target={{100003->200000},{200000->100003}},_xla_megascale_transfer_type="ONE_TO_ONE"}
+  %send.3 = (f32[2,96]{1,0}, u32[], token[]) send(%x, %after-all), channel_id=8, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="a callback"}
   ROOT %copy = f32[2,96]{1,0} copy(%x)
 }
 """  # noqa: E501
@@ -88,6 +89,7 @@ def test_what_hosts_send_between_slices_is_traffic_over_them():
     assert [(c.kind, c.axes, c.group, c.bytes) for c in found] == [
         ("all-gather", ("slices",), 2, sent),
         ("all-reduce", ("slices",), 4, 2 * sent * 3 / 4),
+        ("collective-permute", ("slices",), 2, sent),
     ]
 
 

@@ -135,14 +135,11 @@ def test_no_decode_step_meets_another_slice(sampler):
     found = prepare(load_config(SMALL, fields), chips.parse_topology("v6e:2x2*2"))
     where = [device.slice_index for device in found.sampler_mesh.devices.flat]
     assert where == [0] * 4 + [1] * 4
-    crossing = {}
     for program in choose_programs(list_programs(found), ["rollout/reshard", "rollout/decode"]):
         text = program.lower().compile().as_text()
-        sends = re.findall(r" send\(.*xla_megascale_runtime", text)  # so XLA writes it
-        kinds = [c.kind for c in collectives(text, program.mesh.shape) if c.axes == ("slices",)]
-        assert len(kinds) == len(sends)
-        crossing[program.kind] = set(kinds)
-    assert crossing == {"rollout/decode": set(), "rollout/reshard": {"all-gather"}}
+        crosses = program.kind == "rollout/reshard"  # once a rollout
+        axes = {axis for each in collectives(text, program.mesh.shape) for axis in each.axes}
+        assert ("slices" in axes) == ("xla_megascale_runtime" in text) == crosses
 
 
 @needs_libtpu
