@@ -98,7 +98,7 @@ class Rollout:
     reset_ahead_s: float = within(0, 1_000_000, 300.0)
     """Seconds of the previous sweep to prefetch environments in; then once more; 0: off."""
     mesh: Mesh | None = None
-    """The sampler's layout of the same devices; none: the trainer's."""
+    """The sampler's layout of the same devices; none: the trainer's, within each TPU slice."""
     quantize: str = choice("none", "int8")
     """int8: the sampler's copy of the layers' matrices has 8 bits, a scale for each output."""
 

@@ -13,6 +13,7 @@ from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
 from seeupo_jax.envs.tool_formats.tool_format import ToolFormat
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.parallel.device_memory import free_memory
+from seeupo_jax.parallel.devices import slice_block
 from seeupo_jax.parallel.mesh import param_shardings, row_shards, sampler_mesh
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.files.template_knowledge import resolve_format
@@ -59,6 +60,7 @@ def build_engine(
         few=build.uses_few_shapes(config, made.mesh),
         records=config.algorithm.router_replay == "rollout",
         int8=rollout.quantize == "int8",
+        fixed_steps=slice_block(list(mesh.devices.flat)) < mesh.size,
         per_turn=per_turn,
         read_plan=choose_read_plan(arch, rollout, device.platform),
         constraints=build_constraints(config, made.tokenizer, arch.vocab_size, served=per_turn),

@@ -58,6 +58,12 @@ def test_collectives_run_one_after_the_other_over_the_links_of_their_axes():
     assert estimate(0, 0, [sends(1, "data", "fsdp")], CHIP, axes).network_s == 1 / 0.5
 
 
+def test_what_goes_between_slices_takes_the_data_centre_network():
+    within = estimate(100, 10, [sends(6, "fsdp")], CHIP, {"fsdp": 6.0})
+    between = estimate(100, 10, [sends(6, "slices")], CHIP, {"fsdp": 6.0})
+    assert between.network_s == within.network_s * CHIP.ici_bandwidth / CHIP.dcn_bandwidth
+
+
 def test_a_device_has_its_share_of_the_chip():
     two = dataclasses.replace(CHIP, devices=2)
     line = estimate(100, 10, [sends(6, "fsdp")], two, {"fsdp": 6.0})

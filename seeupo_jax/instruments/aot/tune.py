@@ -155,7 +155,8 @@ def sampler_fields(setup: Setup) -> Iterator[Fields]:
         _doubling(setup.arch.heads), _doubling(setup.trajectories)
     ):
         replicas, rest = divmod(setup.topology.devices, tensor)
-        if not rest and concurrency >= replicas:
+        across = setup.topology.devices // setup.topology.slices % tensor  # no axis but data is
+        if not rest and not across and concurrency >= replicas:
             mesh = {"data": -1, "tensor": tensor}
             yield {"rollout.mesh": mesh, "rollout.concurrency": concurrency} | cache
 

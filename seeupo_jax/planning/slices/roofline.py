@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from seeupo_jax.planning.chips import CUBE, Chip
-from seeupo_jax.planning.collectives import Collective
+from seeupo_jax.planning.collectives import SLICES, Collective
 
 _FLAT_TORUS = 16  # the side of a flat slice that is closed to a ring; shorter ones are lines
 
@@ -72,7 +72,7 @@ def estimate(
 
 def _bandwidth(along: Sequence[str], chip: Chip, axes: Mapping[str, float]) -> float:
     """Bytes per second that a chip receives from the others of its group."""
-    if not all(axes[axis] for axis in along):
+    if SLICES in along or not all(axes[axis] for axis in along):
         return chip.dcn_bandwidth
     every = 2 * chip.dims
     links = min(every, sum(axes[axis] for axis in along)) if along else every

@@ -85,6 +85,7 @@ class SlotEngine:
       int8: whether the sampler's matrices of the layers are rounded to 8 bits.
       constraints: what makes the grammars of turns that ask for one; None: none may. Where only
         these constrain, a dispatch decodes one token while an action of its has a grammar.
+      fixed_steps: as of `sampler.decode`.
       per_turn: whether turns may have their own sampling, which is of all others then the default.
         One program draws for all, and computes no entropies.
       agree: from numbers of this process to the largest of each over all processes.
@@ -103,6 +104,7 @@ class SlotEngine:
         few: bool = False,
         records: bool = False,
         int8: bool = False,
+        fixed_steps: bool = False,
         per_turn: bool = False,
         read_plan: KVReadPlan = ANYWHERE,
         grammars: Grammars | None = None,
@@ -112,6 +114,7 @@ class SlotEngine:
         self._arch, self._sampling, self.plan = network.arch, sampling, plan
         self._layout, self._reshard_bytes = SamplerLayout(network, mesh, int8=int8), 0
         self._training, self._per_turn = sampling.temperature, per_turn
+        self._fixed_steps = fixed_steps
         self._mesh, self._read_plan, self._grammars = mesh, read_plan, grammars
         self._constraints, self._agree = constraints, agree
         self._steps = 1 if grammars is not None else min(steps, sampling.max_tokens)
@@ -429,6 +432,7 @@ class SlotEngine:
             steps,
             *self._read_plan,
             self._records,
+            self._fixed_steps,
         )
 
     def _decode(self, jobs: Sequence[list[Job]], rows: int, width: int, *, masked: bool) -> None:

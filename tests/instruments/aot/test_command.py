@@ -22,6 +22,7 @@ from seeupo_jax.learner.program_warming import sweep_programs
 from seeupo_jax.planning import chips, flops
 from seeupo_jax.planning.aot import measure, search
 from seeupo_jax.planning.aot.report import Report
+from seeupo_jax.planning.collectives import collectives
 from seeupo_jax.planning.slices.slice_programs import choose_programs, list_programs, prepare
 from seeupo_jax.policy.files.weights import load_architecture
 
@@ -132,6 +133,21 @@ def test_flops_and_traffic_are_of_all_microbatches_and_of_all_decoded_tokens(rep
     assert reduced[0]["count"] >= 8 * 2 * 2  # eight tokens, two layers, two sums each
     moved = report["programs"]["rollout/reshard"]["traffic"]
     assert {t["kind"] for t in moved} >= {"all-gather"} and moved[0]["bytes"] > 0.4 * MIB
+
+
+@needs_libtpu
+@pytest.mark.parametrize("sampler", ["None", "{'data': 4, 'tensor': 2}"])
+def test_no_decode_step_meets_another_slice(sampler):
+    """Compiled for two slices of four chips: what goes between them, the hosts send."""
+    fields = ["mesh={'data': 1, 'fsdp': 4, 'tensor': 2}", f"rollout.mesh={sampler}"]
+    found = prepare(load_config(SMALL, fields), chips.parse_topology("v6e:2x2*2"))
+    where = [device.slice_index for device in found.sampler_mesh.devices.flat]
+    assert where == [0] * 4 + [1] * 4
+    for program in choose_programs(list_programs(found), ["rollout/reshard", "rollout/decode"]):
+        text = program.lower().compile().as_text()
+        crosses = program.kind == "rollout/reshard"  # once a rollout
+        axes = {axis for each in collectives(text, program.mesh.shape) for axis in each.axes}
+        assert ("slices" in axes) == ("xla_megascale_runtime" in text) == crosses
 
 
 @needs_libtpu
