@@ -1,19 +1,31 @@
 """A new project is complete: its files are clean, its tests pass, and its training runs."""
 
+import importlib
 import json
 import re
 import shlex
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+from chat_cases import small_library
+from flax import nnx
+from loaded_python import LoadedPython
+from openai.types.chat import ChatCompletion
 from places import ROOT
 from process_cases import environment
 from run_cases import save_policy
 
 from seeupo_jax.cli.project import write_project
 from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.configuration.schema import Chat
 from seeupo_jax.init import main
+from seeupo_jax.policy import save_pretrained
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer
+from seeupo_jax.policy.transformer import Transformer
+from seeupo_jax.serve import KEY_VARIABLE
 from seeupo_jax.training.checks import check_config
 
 LESS = (  # of a training: what shows that the project runs
@@ -50,7 +62,7 @@ def test_its_files_are_clean_and_bear_its_name(parent):
         done = python(parent, "ruff", *check.split(), "--no-cache", settings, "doors")
         assert done.returncode == 0, done.stdout + done.stderr
     texts = {file.name: file.read_text() for file in (parent / "doors").iterdir()}
-    assert {"README.md", "config.py", "tasks.jsonl", "test_environment.py"} <= texts.keys()
+    assert {"README.md", "client.py", "config.py", "tasks.jsonl"} <= texts.keys()
     assert not any("PROJECT" in text for text in texts.values())
     assert "--config=doors/config.py --workdir=runs/doors" in texts["README.md"]
 
@@ -104,6 +116,105 @@ def test_its_training_is_explained_runs_and_is_evaluated(parent):
     assert (workdir / "policy" / "model.safetensors").is_file()
     evaluated = python(parent, "seeupo_jax.evaluate", *given)
     assert evaluated.returncode == 0 and "avg@1" in evaluated.stdout, evaluated.stderr
+
+
+def test_its_client_executes_the_calls_of_an_agent(parent, monkeypatch):
+    """The agent is one that solves the task; what it is asked is what the server would read."""
+    monkeypatch.syspath_prepend(parent / "doors")
+    for name in ("client", "environment"):
+        monkeypatch.setitem(sys.modules, name, None)  # as it was, afterwards
+        del sys.modules[name]
+    client = importlib.import_module("client")
+    doors, asked = importlib.import_module("environment").Doors(), []
+    solution = iter(doors.solution("test/3"))
+
+    def create(*, model, messages, tools):
+        asked.append([*messages])
+        call = next(solution)
+        function = {"name": call.name, "arguments": json.dumps(call.arguments)}
+        calls = [{"id": f"call_{len(asked)}", "type": "function", "function": function}]
+        message = {"role": "assistant", "content": None, "tool_calls": calls}
+        choice = {"index": 0, "finish_reason": "tool_calls", "message": message}
+        kind = {"object": "chat.completion", "created": 0}
+        return ChatCompletion.model_validate(
+            kind | {"id": "1", "model": model, "choices": [choice]}
+        )
+
+    completions = SimpleNamespace(create=create)
+    agent = SimpleNamespace(chat=SimpleNamespace(completions=completions))
+    messages, score = client.play(agent, "test/3")
+    assert score == 1.0 and [message["role"] for message in messages] == [
+        *("user", "assistant", "tool", "assistant", "tool")
+    ]
+    code = doors.tasks["test/3"]["code"]
+    answer = {"role": "tool", "name": "find", "content": f"The code is {code}."}
+    assert asked[1][-1] == answer | {"tool_call_id": "call_1"}
+
+
+SHORT = (  # for a chat model of a test: as little of every command as shows that it works
+    "--config.rollout.tasks=1",
+    "--config.rollout.group_size=2",
+    "--config.rollout.max_turns=2",
+    "--config.rollout.max_action_tokens=8",
+    "--config.rollout.max_context=2048",  # a tokenizer without words: letters
+    "--config.evaluation.tasks=1",
+    "--config.evaluation.k=1",
+    "--config.checkpoint.every=0",
+    "--config.iterations=1",
+    "--config.sft.steps=2",
+    "--config.sft.batch_size=2",
+)
+
+
+def save_chat_model(folder):
+    """A random network whose tokenizer has a chat template: Qwen3's, with a listing of tools."""
+    library = small_library()
+    tokenizer = HuggingFaceTokenizer(library, Chat(), generation={}, where="a test")
+    arch = Architecture(
+        vocab_size=len(library), width=32, layers=1, heads=2, kv_heads=2, head_dim=16, mlp_width=64
+    )
+    save_pretrained(Transformer(arch, nnx.Rngs(0)), folder, tokenizer)
+
+
+@pytest.mark.exhaustive
+def test_a_chat_model_is_fine_tuned_trained_served_and_asked(tmp_path):
+    """The commands of the page on a project of its own: `doors`, and a client of what it serves."""
+    write_project("doors", tmp_path)
+    save_chat_model(tmp_path / "model")
+    page = (ROOT / "docs" / "project.md").read_text().partition("\n## A chat model\n")[2]
+    (block,) = (each for each in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "sft" in each)
+    *trained, served = commands(f"```sh\n{block}```")
+    assert [line[0] for line in trained] == ["seeupo-sft", "seeupo-train", "seeupo-evaluate"]
+    for name, *flags in trained:
+        more = ("--config.model.path=model",) if name == "seeupo-sft" else ()
+        module = name.replace("-", "_jax.")
+        done = python(tmp_path, module, *flags, *SHORT, *more)
+        assert done.returncode == 0, f"{name}: {done.stderr}"
+    assert "avg@1" in done.stdout
+
+    line = [sys.executable, "-m", served[0].replace("-", "_jax."), *served[1:], "--port=0", *SHORT]
+    own = environment() | {KEY_VARIABLE: "secret"}
+    with (tmp_path / "log").open("w") as log:
+        server = LoadedPython(
+            line, cwd=tmp_path, env=own, stdout=subprocess.PIPE, stderr=log, text=True
+        )
+    try:
+        url = re.search(r"http://\S+", server.stdout.readline())[0]
+        variables = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "secret"}
+        asked = subprocess.run(
+            [sys.executable, "doors/client.py", "test/1"],
+            cwd=tmp_path,
+            env=environment() | variables,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    finally:
+        server.kill()
+        server.communicate()
+    assert asked.returncode == 0, asked.stderr
+    first, *_, score = asked.stdout.splitlines()
+    assert json.loads(first)["role"] == "user" and score == "score: 0"
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "1st", "a-b", "a b", ".", "ä", "x" * 65])
