@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
+from seeupo_jax.algorithms.distillation import UNTAUGHT
 from seeupo_jax.learner.expert_record import ExpertRecord
 from seeupo_jax.learner.shapes import Shapes
 from seeupo_jax.learner.token_trees import TokenForest, choose_length
@@ -15,7 +17,13 @@ from seeupo_jax.policy.architecture import Routing
 from seeupo_jax.trajectories.forks import forked, shared_turns
 from seeupo_jax.types import CONTEXT, NO_TARGET, Trajectory, TurnBatch, learnable
 
-_DTYPES = {"action": np.int32}  # of tokens' fields; float32 else
+TOKEN_DTYPES = {"action": np.int32, "teacher_top": np.int32}  # of tokens' fields; float32 else
+# Fields that lie where tokens are predicted, once for all spans that share a token: the name in
+# `TurnBatch`, and the value where nothing is.
+_OF_TARGETS: dict[str, tuple[str, float]] = {
+    "teacher_top": ("teacher_top_MRXK", 0),
+    "teacher_top_logp": ("teacher_top_logp_MRXJ", UNTAUGHT),
+}
 
 
 @dataclass(frozen=True)
@@ -251,7 +259,15 @@ def turn_batch(
         for target, source in zip((tokens, depth, end), sources, strict=True):
             target[row, : source.size] = source
     slot, mask = np.zeros((P, action), np.int32), np.zeros((P, action), np.float32)
-    padded = {name: np.zeros((P, action), _DTYPES.get(name, np.float32)) for name in per_token}
+    padded = {
+        name: np.zeros((P, action), TOKEN_DTYPES.get(name, np.float32))
+        for name in per_token.keys() - _OF_TARGETS.keys()
+    }
+    of_targets = {
+        name: np.full((M * R * L, *source[0].shape[1:]), fill, TOKEN_DTYPES.get(name, np.float32))
+        for name, (_, fill) in _OF_TARGETS.items()
+        if (source := per_token.get(name)) is not None
+    }
     trajectory = np.full(P, rows.trajectories, np.int32)
     for number, (span, (place, start)) in enumerate(zip(spans, span_slots, strict=True)):
         columns, index_L = slice(start, start + span.position_A.size), forest.index[number]
@@ -262,8 +278,10 @@ def turn_batch(
             rows.tokens[span.segment][span.position_A],
         )
         mask[place, columns] = 1
-        for name, source in per_token.items():
-            padded[name][place, columns] = source[span.segment][span.position_A]
+        for name, array in padded.items():
+            array[place, columns] = per_token[name][span.segment][span.position_A]
+        for name, array in of_targets.items():
+            array[slot[place, columns]] = per_token[name][span.segment][span.position_A]
         trajectory[place] = rows.trajectory_S[span.segment]
 
     shape = (M, R, L)
@@ -283,13 +301,14 @@ def turn_batch(
         counted_MRL=None if rows.routing is None else forest.counted((M * R, L)).reshape(shape),
         expert_MRLG=None if expert is None else expert.reshape(M, R, L, -1),
         **{f"{name}_PA": array for name, array in padded.items()},
+        **{_OF_TARGETS[name][0]: x.reshape(*shape, -1) for name, x in of_targets.items()},
     )
 
 
 def scatter(
     numbers: Sequence[np.ndarray], spans: Sequence[ActionSpan], scored_PA: np.ndarray
 ) -> None:
-    """Writes a batch's numbers of action tokens to the tokens of their segments."""
+    """Writes a batch's numbers of action tokens [P, A, ...] to the tokens of their segments."""
     for span, scored_A in zip(spans, scored_PA, strict=False):
         numbers[span.segment][span.position_A] = scored_A[: span.position_A.size]
 
@@ -331,13 +350,17 @@ def empty_layout(length: int) -> Layout:
 def empty_batch(
     rows: SegmentBatch,
     shapes: Shapes,
-    per_token: Sequence[str] = (),
+    per_token: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
     *,
     length: int,
     action: int,
     doubled: bool = False,
 ) -> TurnBatch:
-    """A batch without rows, in the shapes of a real one that has these fields of tokens."""
-    fields: dict[str, list[np.ndarray]] = {name: [] for name in per_token}
+    """A batch without rows, in the shapes of a real one that has these fields of tokens.
+
+    Args:
+      per_token: the shape of a token's value in each field; (): it is a number.
+    """
+    fields = {name: [np.zeros((0, *shape))] for name, shape in per_token.items()}
     layout = empty_layout(length)
     return turn_batch(rows, layout, shapes, fields, action=action, doubled=doubled)

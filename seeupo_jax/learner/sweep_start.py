@@ -99,10 +99,14 @@ def begin_sweep(
     )
     credit, shares = assign_credit(arrays)
     if "teacher" in kinds:
-        teacher_logp = score_by_teachers(learner, train, ref_params, rows, labels)
-        scored = initial["trainer_logp"], teacher_logp
-        advantage = add_teaching(arrays, learner.teaching, *scored, credit["advantage"])
-        credit, metrics = credit | {"advantage": advantage}, metrics | teacher_kl(rows, *scored)
+        teacher = score_by_teachers(learner, train, ref_params, rows, labels)
+        scored = initial["trainer_logp"], teacher.logp
+        metrics |= teacher_kl(rows, *scored)
+        if learner.top_k is None:
+            advantage = add_teaching(arrays, learner.teaching, *scored, credit["advantage"])
+            credit |= {"advantage": advantage}
+        else:  # the loss has the teacher's term
+            per_token |= {"teacher_top": teacher.top, "teacher_top_logp": teacher.top_logp}
     per_token, metrics = per_token | credit, metrics | shares
     if "value" in kinds:
         metrics["sweep/explained_variance"] = _explained_variance(unmasked, per_token)

@@ -228,7 +228,8 @@ def test_the_number_of_microbatches_is_a_multiple_of_the_listed_one(spans, micro
 def test_an_empty_batch_has_the_shapes_of_a_real_one(importance, arrays):
     rows = SegmentBatch.of(trajectories())
     _, real = batch_of(rows, (0,), lengths=(8,), importance=importance)
-    per_token = ["old_logp", "ref_logp", *["start_logp", "sampler_logp"] * importance]
+    names = ["old_logp", "ref_logp", *["start_logp", "sampler_logp"] * importance]
+    per_token = dict.fromkeys(names, ())
     empty = empty_batch(rows, SHAPES, per_token, length=8, action=3)
     assert empty.microbatches == 0 and not empty.mask_PA.any()
     held = [name for name, array in real._asdict().items() if array is not None]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from seeupo_jax.algorithms.action_objective import action_objective
+from seeupo_jax.algorithms.distillation import UNTAUGHT
 from seeupo_jax.algorithms.surrogate import kl_estimate, truncated_importance
 from seeupo_jax.configuration.algorithm import LossOptions
 from seeupo_jax.learner.refresh_batch import RefreshBatch
@@ -50,7 +51,8 @@ def turn_loss(
     Returns: the loss's sum, and ((logp_PA, any entropy_PA), cumulative_ratio_N, sums for metrics).
     """
     params, options = policy.join_params(trained[0], frozen), config.options
-    scored = row_logp(network, params, row, config.temperature, entropy=config.needs_entropy)
+    of_tokens = {"entropy": config.needs_entropy, "forward_kl": config.teacher_coef is not None}
+    scored = row_logp(network, params, row, config.temperature, **of_tokens)
     if refresh_batch is not None:
         past = (scored.keys, Tree(row.depth_MRL, row.end_MRL))
         cumulative_ratio_N = refresh_spans(
@@ -77,6 +79,11 @@ def turn_loss(
     if config.entropy:
         shares["entropy"] = mean(of_own(scored.entropy_RX))
         gain_PJ += options.entropy_coef * shares["entropy"]
+    taught = {}
+    if config.teacher_coef is not None:
+        forward_kl_PA = of_own(scored.forward_kl_RX)
+        gain_PJ -= config.teacher_coef * mean(forward_kl_PA)
+        taught = _taught_sums(row, forward_kl_PA)
     router_loss, router_sums = router_terms(routers, network.arch, row, scored)
     loss = router_loss - jnp.sum(size_PJ * gain_PJ)
     sums = {
@@ -87,6 +94,7 @@ def turn_loss(
         **{name: counted(share_PJ) for name, share_PJ in shares.items()},
         **routing_sums(config, network.arch.routing, row, scored.routed_RLG),
         **router_sums,
+        **taught,
     }
     if critic is not None:
         value_PA = of_own(row_value(network, critic, params, trained[1], row, scored.hidden_RXD))
@@ -101,6 +109,13 @@ def _token_kl(options: LossOptions, row: TurnBatch, logp_PA: jax.Array) -> jax.A
     """KL to the reference policy at every token; to the step's own where none is scored: 0."""
     ref_logp_PA = jax.lax.stop_gradient(logp_PA) if row.ref_logp_PA is None else row.ref_logp_PA
     return kl_estimate(logp_PA, ref_logp_PA, kind=options.kl_estimate, mask=row.mask_PA)
+
+
+def _taught_sums(row: TurnBatch, forward_kl_PA: jax.Array) -> dict[str, jax.Array]:
+    """The number of tokens that a teacher has scored, and the sum of their divergences from it."""
+    taught_RX = (row.teacher_top_logp_MRXJ > UNTAUGHT).any(axis=-1)
+    taught_PA = of_spans(taught_RX, row.slot_PA, row.mask_PA)
+    return {"taught": taught_PA.sum(dtype=jnp.float32), "forward_kl": forward_kl_PA.sum()}
 
 
 def _sum_of_parts(part_PJ: jax.Array, x_PJ: jax.Array) -> jax.Array:
