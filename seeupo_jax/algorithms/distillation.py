@@ -44,8 +44,8 @@ def forward_kl(logp_XJ: jax.Array, teacher_logp_XJ: jax.Array) -> jax.Array:
 
     Of next tokens the outcomes are the teacher's K likeliest tokens and, as the last, all others
     together. That is the KL divergence of the two distributions on the coarser set: at least 0, 0
-    only where they agree on it, and at most that of all tokens (log sum inequality). With lambda = 1
-    the forward KL of arXiv:2306.13649, §3.
+    only where they agree on it, and at most that of all tokens (log sum inequality). The forward KL
+    of arXiv:2306.13649, §3, on the policy's own samples (lambda = 1).
 
     Args:
       logp_XJ, teacher_logp_XJ: [X, J], nats; the probabilities of each row add up to 1, or all of

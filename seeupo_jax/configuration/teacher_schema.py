@@ -31,7 +31,8 @@ class Teacher:
     """Instead of path: an OpenAI-compatible server whose /completions gives the log-probabilities
     of prompts, as seeupo-serve and vLLM do; SEEUPO_TEACHER_KEY is its key."""
     coef: float = within(0, 100, 1.0)
-    """Coefficient of log(teacher / policy) of each token in its advantage; 0: it is only logged."""
+    """Coefficient of log(teacher / policy) of each token in its advantage, or with top_k of its
+    divergence in the loss; 0: it is only logged."""
     discount: float = within(0, 1, 0.0)
     """Discount per token of log(teacher / policy) of later tokens; 0: each token has its own."""
     top_k: int | None = at_least(1, None)
@@ -102,8 +103,8 @@ def check_teacher(teacher: Teacher, algorithm: Any, temperature: float) -> None:
         )
     if teacher.top_k is not None and teacher.discount != 0:
         raise ValueError(
-            f"config.teacher.discount: got {teacher.discount:g} with top_k={teacher.top_k}; allowed:"
-            " 0, since a token's divergence is of its own distribution."
+            f"config.teacher.discount: got {teacher.discount:g} with top_k={teacher.top_k};"
+            " allowed: 0, since a token's divergence is of its own distribution."
         )
     if teacher.given:
         if algorithm.dynamic_sampling:

@@ -253,21 +253,9 @@ def turn_batch(
         needed = tuple(map(max, needed, least))
     M, P = shapes.microbatches(L, needed[0]), shapes.spans(needed[1])
     predicted = TargetSlots(M * R, L)
-    tokens, depth = (np.zeros((M * R, L), np.int32) for _ in range(2))
-    end = np.tile(np.arange(1, L + 1, dtype=np.int32), (M * R, 1))
-    for row, sources in enumerate(zip(forest.tokens, forest.depth, forest.end, strict=True)):
-        for target, source in zip((tokens, depth, end), sources, strict=True):
-            target[row, : source.size] = source
+    tokens, depth, end = _forest_rows(forest, (M * R, L))
     slot, mask = np.zeros((P, action), np.int32), np.zeros((P, action), np.float32)
-    padded = {
-        name: np.zeros((P, action), TOKEN_DTYPES.get(name, np.float32))
-        for name in per_token.keys() - _OF_TARGETS.keys()
-    }
-    of_targets = {
-        name: np.full((M * R * L, *source[0].shape[1:]), fill, TOKEN_DTYPES.get(name, np.float32))
-        for name, (_, fill) in _OF_TARGETS.items()
-        if (source := per_token.get(name)) is not None
-    }
+    padded, of_targets = _field_arrays(per_token, (P, action), M * R * L)
     trajectory = np.full(P, rows.trajectories, np.int32)
     for number, (span, (place, start)) in enumerate(zip(spans, span_slots, strict=True)):
         columns, index_L = slice(start, start + span.position_A.size), forest.index[number]
@@ -303,6 +291,31 @@ def turn_batch(
         **{f"{name}_PA": array for name, array in padded.items()},
         **{_OF_TARGETS[name][0]: x.reshape(*shape, -1) for name, x in of_targets.items()},
     )
+
+
+def _forest_rows(forest: TokenForest, shape: tuple[int, int]) -> tuple[np.ndarray, ...]:
+    """Tokens, depths and ends of a forest's rows, padded."""
+    tokens, depth = (np.zeros(shape, np.int32) for _ in range(2))
+    end = np.tile(np.arange(1, shape[1] + 1, dtype=np.int32), (shape[0], 1))
+    for row, sources in enumerate(zip(forest.tokens, forest.depth, forest.end, strict=True)):
+        for target, source in zip((tokens, depth, end), sources, strict=True):
+            target[row, : source.size] = source
+    return tokens, depth, end
+
+
+def _field_arrays(
+    per_token: Mapping[str, Sequence[np.ndarray]], shape: tuple[int, int], targets: int
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Arrays without any token: of the fields by span [P, A], and of those by predicted token."""
+    by_span, by_target = {}, {}
+    for name, source in per_token.items():
+        dtype = TOKEN_DTYPES.get(name, np.float32)
+        if name in _OF_TARGETS:
+            size = targets, *source[0].shape[1:]
+            by_target[name] = np.full(size, _OF_TARGETS[name][1], dtype)
+        else:
+            by_span[name] = np.zeros(shape, dtype)
+    return by_span, by_target
 
 
 def scatter(
