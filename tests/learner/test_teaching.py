@@ -12,12 +12,16 @@ import torch
 from numpy_model import token_divergences, token_logps
 
 from seeupo_jax.algorithms.distillation import reverse_kl_advantage
+from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.layers import layered
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.configuration.teacher_schema import Teacher
 from seeupo_jax.learner.batching import Shapes
+from seeupo_jax.learner.program_warming import compile_programs
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.teacher import TeacherModel, taught_by
+from seeupo_jax.metrics.compilation import Compilations
+from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
 
 SHAPES = Shapes((32,), action=16, rows=4, trajectories=12, turns=4)
 REVERSE, ALL = [(3,), (2,), (1,), (0,)], [(0, 1, 2, 3)]
@@ -281,3 +285,26 @@ def test_neither_sharing_nor_packing_changes_the_divergence(fields):
     for name in ("sweep/teacher_forward_kl", "sweep/teacher_kl", "sweep/loss", "sweep/grad_norm"):
         np.testing.assert_allclose(got.metrics[name], wanted.metrics[name], rtol=2e-5)
     cases.assert_trees_close(got.state.params, wanted.state.params, 1e-5)
+
+
+def test_a_taught_sweep_on_a_mesh_that_cuts_the_vocabulary_is_the_sweep_on_one_device():
+    mesh = make_mesh(schema.Mesh(data=2, fsdp=2, tensor=2))
+    network, params = cases.policy()
+    placed = param_shardings(mesh, network.logical_axes(), params)
+    alone = learner("opd", teaching=TOP)
+    wanted = cases.observe(alone, cases.ragged())
+    with jax.set_mesh(mesh):
+        teachers = [TeacherModel(None, network, jax.device_put(teacher_params(), placed))]
+        state = cases.new_state(alone.optimizer, jax.device_put(params, placed))
+        layout = jax.tree.map(lambda x: x.sharding, state)
+        options = {"state_shardings": layout, "replicated": sharding(mesh, ())}
+        made = cases.unshared(alone, teachers=teachers, **options)
+        trajectories = cases.ragged()
+        state = compile_programs(made, state, {}, len(trajectories))
+        compilations = Compilations()
+        state, metrics, *_ = sweep(made, state, {}, trajectories, iteration=3)
+        compilations.close()
+        assert compilations.programs == 0
+    cases.assert_trees_close(cases.host(state.params), wanted.state.params, 1e-5)
+    for name in ("sweep/teacher_forward_kl", "sweep/teacher_kl", "sweep/loss"):
+        np.testing.assert_allclose(metrics[name], wanted.metrics[name], rtol=1e-5)
