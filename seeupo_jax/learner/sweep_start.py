@@ -101,12 +101,9 @@ def begin_sweep(
     if "teacher" in kinds:
         teacher = score_by_teachers(learner, train, ref_params, rows, labels)
         scored = initial["trainer_logp"], teacher.logp
-        metrics |= teacher_kl(rows, *scored)
-        if learner.top_k is None:
-            advantage = add_teaching(arrays, learner.teaching, *scored, credit["advantage"])
-            credit |= {"advantage": advantage}
-        else:  # the loss has the teacher's term
-            per_token |= {"teacher_top": teacher.top, "teacher_top_logp": teacher.top_logp}
+        advantage = add_teaching(arrays, learner.teaching, *scored, credit["advantage"])
+        credit, metrics = credit | {"advantage": advantage}, metrics | teacher_kl(rows, *scored)
+        per_token |= teacher.of_loss
     per_token, metrics = per_token | credit, metrics | shares
     if "value" in kinds:
         metrics["sweep/explained_variance"] = _explained_variance(unmasked, per_token)

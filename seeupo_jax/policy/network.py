@@ -17,11 +17,10 @@ from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.kernels.attention import KeyValues
 from seeupo_jax.policy.kernels.derivatives import RECOMPUTE
 from seeupo_jax.policy.token_statistics import (
+    STATISTICS,
     UNLIKELY,
     ChunkSoftmax,
     TopTokens,
-    collision,
-    entropy,
     forward_kl_from,
     top_tokens,
 )
@@ -206,9 +205,9 @@ def token_logp_and_forward_kl(
     Returns: float32 [R, A] each; the divergence is `distillation.forward_kl` over the K tokens and
       all others.
     """
-    names = ("entropy", "forward KL") if entropy else ("forward KL",)
-    given = (teacher_top_RAK, teacher_top_logp_RAJ)
-    return _predict(network, params, hidden_RAD, target_RA, temperature, *names, given=given)
+    names = ("entropy",) if entropy else ()
+    teacher = (teacher_top_RAK, teacher_top_logp_RAJ)
+    return _predict(network, params, hidden_RAD, target_RA, temperature, *names, teacher=teacher)
 
 
 def token_logp_and_top(
@@ -230,7 +229,7 @@ def token_logp_and_top(
       log-probabilities, and as the last that of all other tokens together.
     """
     top = TopTokens(count, among)
-    return _predict(network, params, hidden_RAD, target_RA, temperature, "top", top=top)
+    return _predict(network, params, hidden_RAD, target_RA, temperature, top=top)
 
 
 def _predict(
@@ -240,18 +239,18 @@ def _predict(
     target_RA: jax.Array,
     temperature: float,
     *statistics: str,
-    given: tuple[jax.Array, ...] = (),
+    teacher: tuple[jax.Array, ...] = (),
     top: TopTokens | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Log-probabilities of targets and statistics, of each token's `given` numbers [R, A, ...]."""
+    """`token_logp`, and what `_chunk_logp` finds besides, in its order."""
     predict = functools.partial(
         _chunk_logp, network.arch, temperature, axis_parts("vocab") > 1, statistics, top
     )
     local = functools.partial(_token_logp, predict)
     tokens = ("rows", "length")
-    inputs = [(*tokens, "embed"), tokens, ("vocab", "embed"), *((*tokens, None) for _ in given)]
+    inputs = [(*tokens, "embed"), tokens, ("vocab", "embed"), *((*tokens, None) for _ in teacher)]
     run = per_shard(local, inputs, tokens)
-    return run(hidden_RAD, target_RA, network.bind(params).head_VD(hidden_RAD.dtype), *given)
+    return run(hidden_RAD, target_RA, network.bind(params).head_VD(hidden_RAD.dtype), *teacher)
 
 
 def _token_logp(
@@ -259,7 +258,7 @@ def _token_logp(
     hidden_RAD: jax.Array,
     target_RA: jax.Array,
     head_VD: jax.Array,
-    *given: jax.Array,
+    *teacher: jax.Array,
 ) -> tuple[jax.Array, ...]:
     """`token_logp` on one device, by `predict` of one chunk of tokens after the other."""
     (R, A, _), V = hidden_RAD.shape, head_VD.shape[0]
@@ -276,7 +275,7 @@ def _token_logp(
     target_CX = jnp.pad(target_RA.reshape(R * A), (0, pad), constant_values=NO_TARGET)
     # The chunks' gradients are summed in float32, whatever the products' dtype.
     wide_VD = head_VD.astype(jnp.float32)
-    of_tokens = chunked(hidden_RAD), target_CX.reshape(chunks, chunk), tuple(map(chunked, given))
+    of_tokens = chunked(hidden_RAD), target_CX.reshape(chunks, chunk), tuple(map(chunked, teacher))
     out = _by_chunk(predict, wide_VD, *of_tokens)
     whole = (x.reshape(-1, *x.shape[2:])[: R * A] for x in out)
     return tuple(x.reshape(R, A, *x.shape[1:]) for x in whole)
@@ -291,12 +290,13 @@ def _chunk_logp(
     wide_VD: jax.Array,
     hidden_XD: jax.Array,
     target_X: jax.Array,
-    given: tuple[jax.Array, ...],
+    teacher: tuple[jax.Array, ...],
 ) -> tuple[jax.Array, ...]:
     """`token_logp` of tokens whose logits are held at once, and statistics of their distributions.
 
-    cut: other devices have the rest of the vocabulary. statistics: names, in the order of results.
-    top: of the statistic `top`. given: numbers of each token that a statistic reads.
+    cut: other devices have the rest of the vocabulary. statistics: none, `entropy`, or that and
+      `collision`. teacher: of which the divergence is found after these, or nothing. top: the
+      likeliest tokens that are found at last; None: none.
     """
     V = wide_VD.shape[0]
     word_V = jnp.arange(V) + (jax.lax.axis_index(VOCAB) * V if cut else 0)
@@ -314,20 +314,17 @@ def _chunk_logp(
     peak = over_parts(jax.lax.pmax, jax.lax.stop_gradient(logits.max(axis=1)))
     total = over_parts(jax.lax.psum, jnp.exp(logits - peak[:, None]).sum(axis=1))
     logp_X = over_parts(jax.lax.psum, of_target) - peak - jnp.log(total)
-    if not statistics:
+    if not (statistics or teacher or top):
         return (logp_X,)
     # Behind a barrier: fusion with the above would change the log-probability's last bit.
     product, peak, total = jax.lax.optimization_barrier((product, peak, total))
     below = arch.logits(product) / temperature - peak[:, None]
     softmax = ChunkSoftmax(below, total, unassigned_V, word_V, VOCAB if cut else None)
-    found: list[jax.Array] = [logp_X]
-    for name in statistics:
-        if name == "top":
-            found += top_tokens(softmax, top, arch.vocab_size)
-        elif name == "forward KL":
-            found.append(forward_kl_from(softmax, *given))
-        else:
-            found.append({"entropy": entropy, "collision": collision}[name](softmax))
+    found = [logp_X, *(STATISTICS[name](softmax) for name in statistics)]
+    if teacher:
+        found.append(forward_kl_from(softmax, *teacher))
+    if top is not None:
+        found += top_tokens(softmax, top, arch.vocab_size)
     return tuple(found)
 
 
@@ -337,7 +334,7 @@ def _by_chunk(
     wide_VD: jax.Array,
     hidden_CXD: jax.Array,
     target_CX: jax.Array,
-    given_CX: tuple[jax.Array, ...],
+    teacher_CX: tuple[jax.Array, ...],
 ) -> tuple[jax.Array, ...]:
     """`predict` of one chunk after the other; 0, without work, for chunks without a target.
 
@@ -353,7 +350,7 @@ def _by_chunk(
 
         return jax.lax.cond(_any(chunk[1]), predict, zeros, wide_VD, *chunk)
 
-    return jax.lax.map(of_chunk, (hidden_CXD, target_CX, given_CX))
+    return jax.lax.map(of_chunk, (hidden_CXD, target_CX, teacher_CX))
 
 
 def _any(target_X: jax.Array) -> jax.Array:
@@ -365,9 +362,9 @@ def _by_chunk_forward(
     wide_VD: CustomVJPPrimal,
     hidden_CXD: CustomVJPPrimal,
     target_CX: CustomVJPPrimal,
-    given_CX: tuple[CustomVJPPrimal, ...],
+    teacher_CX: tuple[CustomVJPPrimal, ...],
 ) -> tuple[tuple[jax.Array, ...], tuple[Any, ...]]:
-    arrays = wide_VD.value, hidden_CXD.value, target_CX.value, tuple(x.value for x in given_CX)
+    arrays = wide_VD.value, hidden_CXD.value, target_CX.value, tuple(x.value for x in teacher_CX)
     # A frozen head (of a policy with adapters) has no derivative.
     return _by_chunk(predict, *arrays), (*arrays, () if wide_VD.perturbed else None)
 
@@ -377,17 +374,17 @@ def _by_chunk_backward(
     residuals: tuple[Any, ...],
     d_out: tuple[Any, ...],
 ) -> tuple[jax.Array | None, jax.Array, None, None]:
-    wide_VD, hidden_CXD, target_CX, given_CX, trains = residuals
+    wide_VD, hidden_CXD, target_CX, teacher_CX, trains = residuals
 
     def zero(d: Any) -> jax.Array:
         return jnp.zeros(d.shape, d.dtype) if isinstance(d, SymbolicZero) else d
 
     def work(
-        d_wide_VD: Any, hidden_XD: jax.Array, target_X: jax.Array, given: Any, d_out: Any
+        d_wide_VD: Any, hidden_XD: jax.Array, target_X: jax.Array, teacher: Any, d_out: Any
     ) -> Any:
 
         def of_chunk(wide_VD: jax.Array, hidden_XD: jax.Array) -> Any:
-            return predict(wide_VD, hidden_XD, target_X, given)
+            return predict(wide_VD, hidden_XD, target_X, teacher)
 
         with jax.named_scope(RECOMPUTE):
             if trains is None:
@@ -407,7 +404,7 @@ def _by_chunk_backward(
         return jax.lax.cond(_any(chunk[1]), work, idle, d_wide_VD, *chunk)
 
     start = None if trains is None else jnp.zeros_like(wide_VD)
-    chunks = hidden_CXD, target_CX, given_CX, tuple(map(zero, d_out))
+    chunks = hidden_CXD, target_CX, teacher_CX, tuple(map(zero, d_out))
     d_wide_VD, d_hidden_CXD = jax.lax.scan(add, start, chunks)
     return d_wide_VD, d_hidden_CXD, None, None
 

@@ -72,6 +72,9 @@ def collision(softmax: ChunkSoftmax) -> jax.Array:
     return softmax.over_parts(jax.lax.psum, powers.sum(axis=1)) / softmax.total_X**2
 
 
+STATISTICS = {"entropy": entropy, "collision": collision}
+
+
 def top_tokens(
     softmax: ChunkSoftmax, top: TopTokens, vocabulary: int
 ) -> tuple[jax.Array, jax.Array]:

@@ -29,8 +29,8 @@ class TeacherScores(NamedTuple):
     """What teachers say of every token, one array a segment, aligned with its tokens.
 
     logp: of the sampled token, nats; NaN at context, and in trajectories that have no teacher.
-    top, top_logp: with `top_k`, by the names of `TurnBatch` behind `teacher_`: int32 [L, K] and
-      float32 [L, K + 1], `UNTAUGHT` where `logp` is NaN.
+    top, top_logp: with `top_k`, int32 [L, K] and float32 [L, K + 1], as of `TurnBatch`; `UNTAUGHT`
+      where `logp` is NaN.
     """
 
     logp: Ragged
@@ -51,6 +51,12 @@ class TeacherScores(NamedTuple):
     def given(self) -> list[Ragged]:
         """Those that there are."""
         return [x for x in self if x is not None]
+
+    @property
+    def of_loss(self) -> dict[str, Ragged]:
+        """Those that the loss reads, by the names of `TurnBatch` without axes."""
+        named = {"teacher_top": self.top, "teacher_top_logp": self.top_logp}
+        return {name: x for name, x in named.items() if x is not None}
 
 
 def score_by_teachers(
@@ -106,11 +112,13 @@ def add_teaching(
     arrays: CreditArrays, teacher: Teacher, logp: Ragged, teacher_logp: Ragged, advantage: Ragged
 ) -> Ragged:
     """Advantages of every token with `distillation.reverse_kl_advantage` added; as they were in
-    trajectories without a teacher.
+    trajectories without a teacher, and where the loss has the teachers' term.
 
     Args:
       logp: under the policy that the sweep begins with. teacher_logp: as of `TeacherScores`.
     """
+    if teacher.top_k is not None:
+        return advantage
     time = arrays.time
     teacher_NL = time.pad(teacher_logp)
     mask_NL = time.mask_NL & ~np.isnan(teacher_NL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from seeupo_jax.learner.step.expert_balance import RouterLosses, router_terms
 from seeupo_jax.learner.step.expert_load import routing_sums
 from seeupo_jax.learner.step.loss_config import LossConfig
 from seeupo_jax.learner.step.refresh import refresh_spans
-from seeupo_jax.learner.step.rows import of_spans, row_logp
+from seeupo_jax.learner.step.rows import RowLogp, of_spans, row_logp
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.kernels.attention import Tree
 from seeupo_jax.policy.network import Network
@@ -69,27 +70,16 @@ def turn_loss(
     )
     # How much of an action the span holds.
     part_PJ = (count_PJ > 0) * (1 if split is None else split.part)
-    kl_PJ = mean(_token_kl(options, row, logp_PA))
     # An action's terms are means over its tokens.
     size_PJ = part_PJ if options.loss_aggregation == "action" else count_PJ
     counted = functools.partial(_sum_of_parts, part_PJ)
-    gain_PJ = term_PJ - (config.kl_coef if row.kl_coef is None else row.kl_coef) * kl_PJ
-    if row.drift_sign_PA is not None:  # |log s| of some tokens
-        gain_PJ -= options.covariance.coef * mean(row.drift_sign_PA * (logp_PA - row.old_logp_PA))
-    if config.entropy:
-        shares["entropy"] = mean(of_own(scored.entropy_RX))
-        gain_PJ += options.entropy_coef * shares["entropy"]
-    taught = {}
-    if config.teacher_coef is not None:
-        forward_kl_PA = of_own(scored.forward_kl_RX)
-        gain_PJ -= config.teacher_coef * mean(forward_kl_PA)
-        taught = _taught_sums(row, forward_kl_PA)
+    gain_PJ, means, taught = _regularized(config, row, scored, term_PJ, logp_PA, mean)
+    shares |= means
     router_loss, router_sums = router_terms(routers, network.arch, row, scored)
     loss = router_loss - jnp.sum(size_PJ * gain_PJ)
     sums = {
         "actions": part_PJ.sum(dtype=jnp.float32),
         "clipped": counted(clipped_PJ),
-        "kl": counted(kl_PJ),
         "weight_max": _largest_weight(config, row, cumulative_ratio_P, mask_PJA, split),
         **{name: counted(share_PJ) for name, share_PJ in shares.items()},
         **routing_sums(config, network.arch.routing, row, scored.routed_RLG),
@@ -105,17 +95,38 @@ def turn_loss(
     return loss, jax.lax.stop_gradient((found, cumulative_ratio_N, sums))
 
 
+def _regularized(
+    config: LossConfig,
+    row: TurnBatch,
+    scored: RowLogp,
+    term_PJ: jax.Array,
+    logp_PA: jax.Array,
+    mean: Callable[[jax.Array], jax.Array],
+) -> tuple[jax.Array, dict[str, jax.Array], dict[str, jax.Array]]:
+    """The objective of each action [P, J] with the terms beside it, which are means over tokens;
+    these means by name; and sums for the metrics of teachers."""
+    of_own = functools.partial(of_spans, slot_PA=row.slot_PA, mask_PA=row.mask_PA)
+    options = config.options
+    means = {"kl": mean(_token_kl(options, row, logp_PA))}
+    gain_PJ = term_PJ - (config.kl_coef if row.kl_coef is None else row.kl_coef) * means["kl"]
+    if row.drift_sign_PA is not None:  # |log s| of some tokens
+        gain_PJ -= options.covariance.coef * mean(row.drift_sign_PA * (logp_PA - row.old_logp_PA))
+    if config.entropy:
+        means["entropy"] = mean(of_own(scored.entropy_RX))
+        gain_PJ += options.entropy_coef * means["entropy"]
+    if config.teacher_coef is None:
+        return gain_PJ, means, {}
+    forward_kl_PA = of_own(scored.forward_kl_RX)
+    taught_RX = (row.teacher_top_logp_MRXJ > UNTAUGHT).any(axis=-1)
+    count = of_own(taught_RX).sum(dtype=jnp.float32)
+    gain_PJ -= config.teacher_coef * mean(forward_kl_PA)
+    return gain_PJ, means, {"taught": count, "forward_kl": forward_kl_PA.sum()}
+
+
 def _token_kl(options: LossOptions, row: TurnBatch, logp_PA: jax.Array) -> jax.Array:
     """KL to the reference policy at every token; to the step's own where none is scored: 0."""
     ref_logp_PA = jax.lax.stop_gradient(logp_PA) if row.ref_logp_PA is None else row.ref_logp_PA
     return kl_estimate(logp_PA, ref_logp_PA, kind=options.kl_estimate, mask=row.mask_PA)
-
-
-def _taught_sums(row: TurnBatch, forward_kl_PA: jax.Array) -> dict[str, jax.Array]:
-    """The number of tokens that a teacher has scored, and the sum of their divergences from it."""
-    taught_RX = (row.teacher_top_logp_MRXJ > UNTAUGHT).any(axis=-1)
-    taught_PA = of_spans(taught_RX, row.slot_PA, row.mask_PA)
-    return {"taught": taught_PA.sum(dtype=jnp.float32), "forward_kl": forward_kl_PA.sum()}
 
 
 def _sum_of_parts(part_PJ: jax.Array, x_PJ: jax.Array) -> jax.Array:
