@@ -174,7 +174,7 @@ def _scorer_programs(
 ) -> Iterator[SweepProgram]:
     """The pass of the model that scores turns, and its step."""
     action = learner.shapes.longest
-    with_grad = batch_shapes(rows, learner.shapes, ("score_grad",), length=length, action=action)
+    with_grad = batch_shapes(rows, learner.shapes, {"score_grad": ()}, length=length, action=action)
 
     def of_tokens(state: TrainState, _: Any) -> tuple[Any, ...]:
         return state.scorer.params["trunk"], batch

@@ -250,7 +250,9 @@ def test_a_batch_that_is_compiled_for_has_the_shapes_of_a_real_one(
     fields = {name: logps(rows, 0.0) for name in names}
     for doubled in (False, True):
         real = turn_batch(rows, layout, shapes, fields, action=3, doubled=doubled)
-        structs = batch_shapes(rows, shapes, names, length=8, action=3, doubled=doubled)
+        structs = batch_shapes(
+            rows, shapes, dict.fromkeys(names, ()), length=8, action=3, doubled=doubled
+        )
         assert shapes_of(structs) == shapes_of(real)
         assert len(shapes_of(real)) == arrays + 1 + (not share) + 2 * replays
     refresh, _ = make_refresh_batch(

@@ -188,6 +188,19 @@ def test_experts_that_are_replayed_take_memory(tmp_path, capsys):
     assert "at most 2 KiB for the experts of an iteration's tokens, 2 B each, 2 KiB a shard" in said
 
 
+def test_the_likeliest_tokens_of_a_teacher_take_memory(model, tmp_path, capsys):
+    choices = [text.removeprefix("--config.") for text in cases.CHOICES]
+    choices += [f"model.path={model}", f"teacher.path={model}", "teacher.coef=0.5"]
+    said = explain(TINY, tmp_path, capsys, *choices, "teacher.top_k=8")
+    # Of 8 rows of 128 tokens, 8 ids and 9 log-probabilities each.
+    assert " 68 KiB likeliest tokens of teachers that a step reads" in said
+    assert "the loss gets 0.5 x KL(teacher || policy) of each token, over the teacher's 8" in said
+    assert "advantages of tokens get" not in said
+    plain = explain(TINY, tmp_path, capsys, *choices)
+    assert "likeliest tokens" not in plain
+    assert "advantages of tokens get 0.5 x log(teacher / policy)" in plain
+
+
 def test_a_policy_that_is_made_from_nothing_has_a_warm_start(tmp_path, capsys):
     said = explain(ROOT / "configs" / "bfcl_tiny.py", tmp_path, capsys)
     assert "randomly initialised: 836,864 parameters" in said

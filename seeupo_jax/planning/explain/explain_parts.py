@@ -118,7 +118,7 @@ def _keys(arch: Architecture) -> str:
 
 
 def teacher_lines(run: AbstractRun) -> list[str]:
-    """The teachers, the tasks that they teach, and their part in advantages; empty without any."""
+    """The teachers, their tasks, and their part in advantages or the loss; empty without any."""
     teacher, lines = run.config.teacher, []
     for (label, path), model in zip(teacher.places.items(), run.learner.teachers, strict=True):
         tasks = "all other tasks" if label is None else f"tasks of {label}"
@@ -131,6 +131,11 @@ def teacher_lines(run: AbstractRun) -> list[str]:
             own = f"{size:,} parameters, {model.network.arch.dtype}"
         lines.append(f"{path}: {own}, of {tasks}")
     term = f"advantages of tokens get {teacher.coef:g} x log(teacher / policy)"
+    if teacher.top_k is not None:
+        term = (
+            f"the loss gets {teacher.coef:g} x KL(teacher || policy) of each token, over the"
+            f" teacher's {teacher.top_k} likeliest tokens and all others as one"
+        )
     later = f", that of later tokens with discount {teacher.discount:g}" if teacher.discount else ""
     hint = [] if teacher.hint is None else [f"before its contexts: {teacher.hint!r}"]
     return [*lines, *hint, term + later] if lines else []
@@ -177,6 +182,7 @@ def memory_lines(run: AbstractRun, remat: RematPlan, *, by_plan: bool) -> list[s
     name = remat.same_as(arch.remat)
     sizes[f"activations of a microbatch, remat {name}"] = remat.activations[name]
     sizes["experts that a step's routers are given"] = remat.replayed
+    sizes["likeliest tokens of teachers that a step reads"] = remat.taught
     sizes["cache and policy that sample the next iteration"] = remat.sampling
     lines = ["of one device, by estimate:"]
     lines += [f"{format_bytes(size):>12}  {label}" for label, size in sizes.items() if size > 0]
