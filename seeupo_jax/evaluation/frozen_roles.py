@@ -46,10 +46,12 @@ def check_frozen_roles(config: Config) -> None:
 
 
 def role_config(config: Config, role: Role) -> Config:
-    """The configuration of the policy of a frozen role's folder, which has nothing that trains."""
+    """The configuration of the policy of a frozen role's folder, which plays this role alone and
+    has nothing that trains."""
     return dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, path=role.path),
+        roles=(),
         lora=Lora(),
         optimizer=dataclasses.replace(config.optimizer, groups=()),
     )
