@@ -40,7 +40,7 @@ SMALL = (
     "evaluation.temperature=0.01",  # as good as greedy: what plays it makes no difference
     "checkpoint.every=1",
 )
-KEY = "the-servers.key"
+KEY, WEIGHTS = "the-servers.key", "model.safetensors"
 pytestmark = pytest.mark.usefixtures("one_device")
 
 
@@ -49,7 +49,7 @@ def opponent(tmp_path_factory):
     """A model folder, with the words of the game as tokens."""
     folder = tmp_path_factory.mktemp("roles") / "opponent"
     words = KuhnPoker().vocabulary()
-    tokenizer = train_tokenizer([*words], words, 280, load_config(KUHN).chat)
+    tokenizer = train_tokenizer([*words], words, 267, load_config(KUHN).chat)
     sizes = {"width": 16, "layers": 1, "heads": 2, "kv_heads": 2, "head_dim": 8, "mlp_width": 16}
     arch = Architecture(vocab_size=tokenizer.vocab_size, **sizes)
     save_pretrained(Transformer(arch, nnx.Rngs(0)), folder, tokenizer)
@@ -64,8 +64,9 @@ def against(opponent, **frozen):
 
 @pytest.fixture(scope="module")
 def by_path(opponent):
-    config = against(opponent, path=str(opponent))
-    return config, train(config, opponent.parent / "by_path").workdir
+    """A configuration, the workdir of its run, and the opponent's weights before it."""
+    config, before = against(opponent, path=str(opponent)), load_file(opponent / WEIGHTS)
+    return config, train(config, opponent.parent / "by_path").workdir, before
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +89,8 @@ def hands(workdir):
     return list(read_trajectories(workdir, evaluation=False))
 
 
-def check_frozen(workdir, opponent):
-    """The second role is played and is not trained; both policies are written as they should be."""
+def check_frozen(workdir, before):
+    """The second role was played and not trained; the policy is no more what it was `before`."""
     lines = run_cases.iterations(workdir)
     assert [line["rollout/frozen_turns"] for line in lines] == [12, 12]
     for line in lines:
@@ -102,16 +103,14 @@ def check_frozen(workdir, opponent):
         assert set(frozen["turn"]) == {-1} and set(frozen["logp"]) == {None}
         said = [m["content"] for m in hand["messages"] if m["role"] == "assistant"]
         assert len(said) == len(hand["info"]["history"])
-    folders = (workdir / "policy", opponent)
-    trained, start = (load_file(folder / "model.safetensors") for folder in folders)
-    assert any((trained[name] != start[name]).any() for name in start)
+    trained = load_file(workdir / "policy" / WEIGHTS)
+    assert any((trained[name] != before[name]).any() for name in before)
 
 
 def test_a_policy_learns_against_a_frozen_one_of_a_folder(by_path, opponent):
-    before = load_file(opponent / "model.safetensors")
-    config, workdir = by_path
-    check_frozen(workdir, opponent)
-    after = load_file(opponent / "model.safetensors")
+    config, workdir, before = by_path
+    check_frozen(workdir, before)
+    after = load_file(opponent / WEIGHTS)
     for name in before:
         np.testing.assert_array_equal(after[name], before[name])
     sections = dict(explain_training(config, workdir.parent / "new"))
@@ -129,7 +128,7 @@ class StopAfter(Callback):
 
 
 def test_a_run_against_a_frozen_role_resumes_to_the_last_bit(by_path):
-    config, undisturbed = by_path
+    config, undisturbed, _ = by_path
     workdir = undisturbed.parent / "resumed"
     assert train(config, workdir, [StopAfter(1)]).stopped is not None
     assert train(config, workdir).stopped is None
@@ -140,15 +139,14 @@ def test_a_run_against_a_frozen_role_resumes_to_the_last_bit(by_path):
 def test_a_server_of_ours_plays_a_frozen_role(served, opponent):
     workdir = opponent.parent / "by_server"
     train(against(opponent, server=served), workdir)
-    check_frozen(workdir, opponent)
+    check_frozen(workdir, load_file(opponent / WEIGHTS))
     assert all(line["rollout/server_failures"] == 0 for line in run_cases.iterations(workdir))
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "auto"])
 def test_a_served_policy_is_evaluated_beside_a_frozen_role(served, opponent, by_path, dialect):
     """The opponent in its first seat is the server's, in its second the folder's: the same."""
-    config, workdir = by_path
-    config = against(opponent, path=str(opponent))
+    config, workdir, _ = by_path
     own = evaluate(config, opponent.parent / "own", untrained=True)
     server = Server(served, dialect=dialect)
     theirs = evaluate(config, opponent.parent / f"served_{dialect}", server=server)

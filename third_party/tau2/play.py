@@ -13,8 +13,8 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # no list of prices from th
 
 import litellm
 from loguru import logger
-from tau2.run import run_task
 from tau2.registry import registry
+from tau2.run import run_task
 
 ENDED = (litellm.BadRequestError, ValueError)  # by a limit of the run; with a message that is none
 

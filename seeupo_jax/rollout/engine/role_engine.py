@@ -72,8 +72,7 @@ class RoleEngine:
         self._policy.submit(turn)
 
     def step(self, unfinished: bool, stop: bool = False) -> list[Action] | None:
-        # One answer for all engines: where one has an action under way, none ends the collection, in
-        # no process.
+        # While one engine of one process has an action under way, no engine of any process ends.
         unfinished = unfinished or self.busy
         steps = [engine.step(unfinished, stop) for engine in self._engines]
         if all(actions is None for actions in steps):
