@@ -143,17 +143,29 @@ def test_a_server_of_ours_plays_a_frozen_role(served, opponent):
     assert all(line["rollout/server_failures"] == 0 for line in run_cases.iterations(workdir))
 
 
-@pytest.mark.parametrize("dialect", ["vllm", "auto"])
-def test_a_served_policy_is_evaluated_beside_a_frozen_role(served, opponent, by_path, dialect):
+def test_a_served_policy_is_evaluated_beside_a_frozen_role(served, opponent, by_path):
     """The opponent in its first seat is the server's, in its second the folder's: the same."""
     config, workdir, _ = by_path
     own = evaluate(config, opponent.parent / "own", untrained=True)
-    server = Server(served, dialect=dialect)
-    theirs = evaluate(config, opponent.parent / f"served_{dialect}", server=server)
-    pairs = zip(own.episodes, theirs.episodes, strict=True)
-    for episode, other in pairs:
+    theirs = evaluate(config, opponent.parent / "served", server=Server(served, dialect="vllm"))
+    for episode, other in zip(own.episodes, theirs.episodes, strict=True):
         assert (episode.task_id, episode.score) == (other.task_id, other.score)
     seats = {"eval/avg@1/seat=first", "eval/avg@1/seat=second"}
     assert seats <= {*own.metrics} and own.avg_at_k == theirs.avg_at_k
     *_, last = (line for line in read_metrics(workdir) if "eval/avg@1" in line)
     assert last["iteration"] == 2 and seats <= {*last}
+
+
+def test_roles_of_a_served_policy_are_played_by_messages_a_frozen_one_is_not(served, opponent):
+    """A server of ours does not say that it is vLLM: it is sent chat completions."""
+    roles = [{"name": role} for role in ROLES]
+    both = load_config(KUHN, [*SMALL, f"model.path={opponent}", f"roles={roles}"])
+    own = evaluate(both, opponent.parent / "both", untrained=True)
+    theirs = evaluate(both, opponent.parent / "both_served", server=Server(served))
+    assert own.avg_at_k == theirs.avg_at_k
+    said = (
+        r"config.roles\[1\]: got a frozen role; allowed with the dialect chat: roles of the policy"
+    )
+    with pytest.raises(ValueError, match=said):
+        config = against(opponent, path=str(opponent))
+        evaluate(config, opponent.parent / "refused", server=Server(served))
