@@ -30,7 +30,6 @@ SMALL = (
     "warm_start.stages=()",
     "model.remat=none",
     "batching.buckets=(64,)",
-    "algorithm.kl_coef=0",
     "rollout.tasks=3",
     "rollout.group_size=4",
     "rollout.prefill_tokens=32",

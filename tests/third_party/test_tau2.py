@@ -23,13 +23,14 @@ CREATE = render_hermes("create_task", user_id="user_1", title="Important Meeting
 
 
 class Script:
-    """Each role says its lines, one a call; `calls` are those that were answered."""
+    """Each role says its lines, one a call; `ignored_fields` are what requests had beside ours."""
 
     def __init__(self, **lines):
-        self.lines, self.calls = {role: iter(said) for role, said in lines.items()}, []
+        self.lines = {role: iter(said) for role, said in lines.items()}
+        self.calls, self.ignored_fields = [], set()
 
     def ignored(self, param):
-        raise AssertionError(param)
+        self.ignored_fields.add(param)
 
     async def complete(self, call, on_text=None):
         self.calls.append(call)
@@ -44,7 +45,8 @@ def endpoint():
     if not (TAU2 / ".venv").exists():
         pytest.skip("tau2-bench is not set up: sh third_party/tau2/setup.sh")
     form = AnswerForm(HERMES)
-    served = Endpoint(sampling=SamplingRules(1.0), model="policy", form=form, roles=("user",))
+    rules = SamplingRules(1.0, ignore=True)
+    served = Endpoint(sampling=rules, model="policy", form=form, roles=("user",))
     served.start()
     yield served
     served.close()
@@ -80,6 +82,8 @@ def test_the_evaluator_rewards_an_agent_that_did_what_the_simulated_user_asked_f
     )
     assert play(endpoint, tmp_path, script) == {"reward": 1.0, "info": {"ended": "user_stop"}}
     assert [call.role for call in script.calls] == ["user", "", "", "user"]
+    # tau2 repeats the name of a call outside of its function; no field changes the sampling.
+    assert all(name.endswith("tool_calls[0].name") for name in script.ignored_fields)
     ask, act, *_ = script.calls
     assert "You are playing the role of a customer" in ask.messages[0].content
     assert "Mock Domain Policy" in act.messages[0].content
@@ -90,4 +94,5 @@ def test_an_agent_that_did_nothing_or_said_nothing_has_no_reward(endpoint, tmp_p
     script = Script(user=["Create a task.", "###STOP###"], policy=["No."])
     assert play(endpoint, tmp_path, script)["reward"] == 0.0
     script = Script(user=["Create a task."], policy=[""] * 4)
-    assert "empty" in play(endpoint, tmp_path, script)["info"]["ended"]
+    ended = play(endpoint, tmp_path, script)["info"]["ended"]
+    assert "must have either content or tool calls" in ended

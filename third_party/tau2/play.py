@@ -2,11 +2,12 @@
 
 The command of `config.agent`, run by the Python of .venv beside this file; README.md has the run.
 Both call the trainer's endpoint through litellm, which reads its address and key from the
-environment. tau2 ends a task in which its agent fails, with reward 0; so does this command.
+environment. A message that is none, or a limit of the run, ends a task with reward 0.
 """
 
 import json
 import os
+import sys
 from pathlib import Path
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # no list of prices from the internet
@@ -15,8 +16,6 @@ import litellm
 from loguru import logger
 from tau2.registry import registry
 from tau2.run import run_task
-
-ENDED = (litellm.BadRequestError, ValueError)  # by a limit of the run; with a message that is none
 
 
 def main() -> None:
@@ -36,7 +35,13 @@ def main() -> None:
             llm_user="openai/user",
             llm_args_user=dict(address),
         )
-    except ENDED as error:
+    except litellm.BadRequestError as error:
+        full = isinstance(error, litellm.ContextWindowExceededError)
+        if not full and "rollout.max_turns" not in str(error):
+            print(error, file=sys.stderr)
+            sys.exit(2)  # the run is set up wrongly: the episode does not count
+        result = {"reward": 0.0, "info": {"ended": "max_tokens" if full else "max_turns"}}
+    except ValueError as error:  # neither a text nor a call, or arguments that are no JSON
         result = {"reward": 0.0, "info": {"ended": str(error)[:200]}}
     else:
         info = {"ended": simulation.termination_reason.value}
