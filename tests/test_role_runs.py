@@ -113,7 +113,7 @@ def test_a_policy_learns_against_a_frozen_one_of_a_folder(by_path, opponent):
     for name in before:
         np.testing.assert_array_equal(after[name], before[name])
     sections = dict(explain_training(config, workdir.parent / "new"))
-    memory = "\n".join(sections["memory on each device"])
+    memory = "\n".join(sections["memory"])
     assert "policies that play frozen roles, and their samplers" in memory
 
 
