@@ -99,7 +99,8 @@ def plan_sampler(
         free_bytes=free_bytes,
         read_plan=choose_read_plan(made.network.arch, rollout, platform),
         per_turn=per_turn,
-        conversations=max(1, len(policy_roles(config.roles))),
+        # A server has no episodes: each of its calls is a conversation.
+        conversations=1 if per_turn else max(1, len(policy_roles(config.roles))),
     )
 
 
