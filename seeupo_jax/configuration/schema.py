@@ -81,7 +81,7 @@ class Rollout:
     grammar: str | None = path_field("tool_calls or a path")
     """Grammar of actions: tool_calls, or a .json, .regex or .lark file; none: free text."""
     concurrency: int | None = at_least(1, None)
-    """Open conversations; none: all."""
+    """Open episodes, each with a conversation for every role; none: all."""
     slots: int | None = at_least(1, None)
     """Conversations decoded together; none: all open ones."""
     cache_gib: float | None = above(0, None)
@@ -109,7 +109,7 @@ class Rollout:
 
     @property
     def open_at_once(self) -> int:
-        """Conversations that are open at a time, at most."""
+        """Episodes that are open at a time, at most."""
         return self.trajectories if self.concurrency is None else self.concurrency
 
     @property

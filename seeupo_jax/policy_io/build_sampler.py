@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from seeupo_jax.algorithms.forks import EntropyForks
+from seeupo_jax.configuration.role_schema import policy_roles
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
 from seeupo_jax.envs.tool_formats.tool_format import ToolFormat
@@ -100,6 +101,8 @@ def plan_sampler(
         free_bytes=free_bytes,
         read_plan=choose_read_plan(made.network.arch, rollout, platform),
         per_turn=per_turn,
+        # A server has no episodes: each of its calls is a conversation.
+        conversations=1 if per_turn else max(1, len(policy_roles(config.roles))),
     )
 
 

@@ -21,7 +21,10 @@ class FrozenPolicy:
 
 
 class RoleEngine:
-    """An `Engine` of one process that gives each turn to the engine of its role.
+    """An `Engine` that gives each turn to the engine of its role.
+
+    Several processes have the same roles. Their engines step together, those at servers each by
+    itself.
 
     Args:
       policy: samples the turns of all roles that are not frozen.
@@ -69,6 +72,8 @@ class RoleEngine:
         self._policy.submit(turn)
 
     def step(self, unfinished: bool, stop: bool = False) -> list[Action] | None:
+        # While one engine of one process has an action under way, no engine of any process ends.
+        unfinished = unfinished or self.busy
         steps = [engine.step(unfinished, stop) for engine in self._engines]
         if all(actions is None for actions in steps):
             return None
