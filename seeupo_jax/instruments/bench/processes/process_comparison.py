@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -166,11 +167,9 @@ def _as_one_of_several(flags: argparse.Namespace) -> dict[str, Any] | None:
             work = ProcessWork(inputs)
         ways = list(WAYS)[: 1 if place is None else len(WAYS)]
         each: dict[tuple[str, str], list[list[IdleTimes]]] = {}
-        for _ in range(flags.repeats):
-            for part in (ROLLOUT, SWEEP):
-                for way in ways:
-                    every = gather(tuple(work.measure(part, way)))
-                    each.setdefault((part, way), []).append([IdleTimes(*one) for one in every])
+        for part, way in list(itertools.product((ROLLOUT, SWEEP), ways)) * flags.repeats:
+            every = gather(tuple(work.measure(part, way)))
+            each.setdefault((part, way), []).append([IdleTimes(*one) for one in every])
         if jax.process_index():
             return None
     return {
