@@ -1,4 +1,4 @@
-"""Conversations on shards: equal parts, few cuts of groups, and no shard that idles."""
+"""Conversations on shards: equal parts, few cuts of groups."""
 
 import itertools
 from collections import Counter
@@ -6,7 +6,6 @@ from collections import Counter
 import pytest
 
 from seeupo_jax.rollout.dealing import deal
-from seeupo_jax.rollout.episode_queue import EpisodeQueue
 
 
 def groups(count, size):
@@ -58,16 +57,3 @@ def test_groups_that_branch_stay_within_a_process():
     assert deal(group_N, [0] * 4, whole=True) == deal(group_N, [0] * 4)
     # Otherwise the second group is on shards of both.
     assert {owner_S[shard] for shard in deal(group_N, owner_S)[4:8]} == {0, 1}
-
-
-def test_the_next_episode_is_of_the_shard_with_the_fewest_open_ones():
-    queue = EpisodeQueue((1, 3), room=2)
-    for key in range(6):
-        queue.add(key, 1 if key < 3 else 3)
-    assert [*iter(queue.next, None)] == [0, 3, 1, 4]  # in turns, until neither has room
-    assert len(queue) == 2 and queue.open == {0: 1, 3: 3, 1: 1, 4: 3}
-    queue.close(3)
-    queue.close(4)
-    assert [*iter(queue.next, None)] == [5]  # shard 1 is full, and 3 has no more
-    queue.close(0)
-    assert queue.next() == 2 and not queue and queue.next() is None
