@@ -38,16 +38,6 @@ def row_shard_owners(mesh: jax.sharding.Mesh) -> list[int]:
     return [owner for _, (owner,) in sorted(owners.items())]
 
 
-def local_row_shards(mesh: jax.sharding.Mesh) -> list[int]:
-    """Which of the parts that rows are cut into lie on this process's devices.
-
-    Raises:
-      ValueError: as `row_shard_owners`.
-    """
-    owners = row_shard_owners(mesh)
-    return [shard for shard, owner in enumerate(owners) if owner == jax.process_index()]
-
-
 def to_global(tree: Any, where: NamedSharding | None) -> Any:
     """Global arrays out of each process's own parts; None: this process's only device."""
     if where is None or jax.process_count() == 1:

@@ -60,3 +60,8 @@ def dealt_conversations(rollout: schema.Rollout, plan: CachePlan) -> DealtConver
         prompts=len({*zip(group_N, shard_N, strict=True)}),
         rounds=sum(max(1.0, each / plan.slots) for each in opened),
     )
+
+
+def dealt_lines(rollout: schema.Rollout, plan: CachePlan) -> list[str]:
+    """The conversations of an iteration in words; empty with one shard, which has all."""
+    return [str(dealt_conversations(rollout, plan))] if plan.shards > 1 else []

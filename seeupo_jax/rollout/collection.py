@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -54,8 +55,8 @@ class Collection:
         """Opens the first episodes, which were prefetched."""
         options, numbers = prefetched.options, (self._options.seed, self._options.iteration)
         assert (options.seed, options.iteration) == numbers
-        keys = [self._queue.next() for _ in prefetched.requests]
-        assert prefetched.requests == tuple(self._requests.get(key) for key in keys)
+        keys = [*itertools.islice(iter(self._queue.next, None), len(prefetched.requests))]
+        assert prefetched.requests == tuple(self._requests[key] for key in keys)
         self._player.adopt(keys, prefetched)
 
     def run(self) -> None:

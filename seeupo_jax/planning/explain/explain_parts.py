@@ -17,7 +17,7 @@ from seeupo_jax.envs.validation import OWN_REWARD
 from seeupo_jax.parallel.device_memory import format_bytes, total_memory
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.abstract_run import ROLES, AbstractRun, Planned, abstract_run
-from seeupo_jax.planning.dealt_conversations import dealt_conversations
+from seeupo_jax.planning.dealt_conversations import dealt_lines
 from seeupo_jax.planning.explain.explanation import Section, grouped, listed
 from seeupo_jax.planning.remat import PLATFORM, SHARE, RematPlan, choose_remat, plan_remat
 from seeupo_jax.policy.architecture import Architecture
@@ -153,8 +153,7 @@ def mesh_lines(run: AbstractRun, planned: Planned | None = None) -> list[str]:
             " compiles for a TPU slice"
         ]
     processes = f", {jax.process_count()} processes" if jax.process_count() > 1 else ""
-    plan = run.engine.plan
-    dealt = [str(dealt_conversations(run.config.rollout, plan))] if plan.shards > 1 else []
+    dealt = dealt_lines(run.config.rollout, run.engine.plan)
     return [f"{count}{processes}: {axes if axes else 'one device'}", str(reshard), *dealt, *more]
 
 
