@@ -232,6 +232,7 @@ class ServingSession:
                 constraint=self._form.after_thoughts(
                     call.call.constraint, self._tokenizer, context
                 ),
+                shard=group % self._engine.plan.shards,
             )
         )
 

@@ -515,6 +515,7 @@ def test_a_shipped_14b_run_is_told_without_its_devices_model_and_benchmark(tmp_p
         assert held == pytest.approx(14.77e9 * 4 / 64 / 2**20, rel=1e-3)  # norms lie everywhere
         assert "64 devices of 95 GiB that are not here: fsdp 16 x tensor 4" in said
         assert "a step of the sweep, of 85.5 GiB" in said
+        assert "on each of 16 row shards: 16; a group's prompt is prefilled once" in said
         assert "this machine has not: --workdir: got " in said  # it is below a file
         assert "this machine has not: the model's weights and tokenizer; its sizes are" in said
         bench = "which has no .venv" if "appworld" in file.name else "no module 'bfcl_eval'"

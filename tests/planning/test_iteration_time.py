@@ -164,3 +164,18 @@ def test_attention_that_skips_nothing_is_counted_over_whole_rows():
     assert whole.needed == apart.needed and whole.tokens == apart.tokens
     pairs = 32 * (512**2 - 4 * 128**2)
     assert whole.executed - apart.executed == pairs * 3 * 4 * 4 * 32  # layers, heads of 32
+
+
+def test_the_rollout_takes_as_long_as_the_shard_with_the_most_conversations(monkeypatch):
+    """12 conversations: two on four of eight shards, whose slots then are 16."""
+    monkeypatch.setattr(roofline, "axis_links", lambda mesh: dict.fromkeys(mesh.shape, 6.0))
+    sizes = ("rollout.tasks=3", "rollout.group_size=4")
+    shards = ("rollout.mesh={'data': -1}", "rollout.concurrency=16")
+    times = []
+    for setup in (setup_of(*sizes), setup_of(*sizes, *shards, data=4, tensor=2)):
+        turn = SliceProgram(
+            "sweep/turn", setup.mesh, lambda: None, (), (), UsefulWork(tokens=1), 12, 0.0
+        )
+        parts = estimated(setup, (turn,))
+        times.append([parts[f"rollout/{kind}"].times for kind in ("prefill", "decode")])
+    assert times[1] == pytest.approx([time * 16 / 12 for time in times[0]])

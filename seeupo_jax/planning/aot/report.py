@@ -17,6 +17,7 @@ from seeupo_jax.planning.aot.measure import CompiledFigures
 from seeupo_jax.planning.aot.search import fits
 from seeupo_jax.planning.chips import usable_hbm
 from seeupo_jax.planning.collectives import by_kind_and_axis
+from seeupo_jax.planning.dealt_conversations import dealt_lines
 from seeupo_jax.planning.slices.iteration_time import LEFT_OUT, estimate_iteration
 from seeupo_jax.planning.slices.slice_programs import Setup, SliceProgram
 
@@ -79,6 +80,7 @@ class Report:
                 f"rollout: {plan.slots * plan.shards} slots for"
                 f" {plan.concurrency * plan.shards} conversations on {plan.shards} row shards, a"
                 f" cache of {plan.bytes / GIB:.2f} GiB per device",
+                *dealt_lines(setup.config.rollout, plan),
                 *([] if effort == "UNKNOWN" else [f"compiled at optimization level {effort}"]),
             )
         )

@@ -17,6 +17,7 @@ from seeupo_jax.envs.validation import OWN_REWARD
 from seeupo_jax.parallel.device_memory import format_bytes, total_memory
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.abstract_run import ROLES, AbstractRun, Planned, abstract_run
+from seeupo_jax.planning.dealt_conversations import dealt_lines
 from seeupo_jax.planning.explain.explanation import Section, grouped, listed
 from seeupo_jax.planning.remat import PLATFORM, SHARE, RematPlan, choose_remat, plan_remat
 from seeupo_jax.policy.architecture import Architecture
@@ -142,7 +143,7 @@ def teacher_lines(run: AbstractRun) -> list[str]:
 
 
 def mesh_lines(run: AbstractRun, planned: Planned | None = None) -> list[str]:
-    """The devices, the mesh's axes, and how the policy comes to the sampler."""
+    """The devices, the mesh's axes, and how the policy and conversations come to the sampler."""
     mesh, reshard = run.policy.mesh, run.engine.plan.reshard
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
     device = mesh.devices.flat[0]
@@ -157,7 +158,8 @@ def mesh_lines(run: AbstractRun, planned: Planned | None = None) -> list[str]:
             " compiles for a TPU slice"
         ]
     processes = f", {jax.process_count()} processes" if jax.process_count() > 1 else ""
-    return [f"{count}{processes}: {axes if axes else 'one device'}", str(reshard), *more]
+    dealt = dealt_lines(run.config.rollout, run.engine.plan)
+    return [f"{count}{processes}: {axes if axes else 'one device'}", str(reshard), *dealt, *more]
 
 
 def memory_lines(run: AbstractRun, remat: RematPlan, *, by_plan: bool) -> list[str]:

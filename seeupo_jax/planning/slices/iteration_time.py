@@ -10,6 +10,7 @@ from typing import Protocol
 import jax
 
 from seeupo_jax.planning.collectives import Collective
+from seeupo_jax.planning.dealt_conversations import dealt_conversations
 from seeupo_jax.planning.expected_time import (
     minibatches,
     pack,
@@ -112,8 +113,10 @@ def estimate_iteration(
 ) -> Iteration | None:
     """Every conversation grows evenly to `max_context` in `max_turns` turns, half of it sampled.
 
-    No action is longer than `max_action_tokens`. All slots are busy until the last action; a
-    context token is computed once, on average behind half a context.
+    No action is longer than `max_action_tokens`. The rollout takes as long as on the shard with the
+    most conversations, whose slots are all busy in every round (`DealtConversations`); a context
+    token of a conversation is computed once, on average behind half a context, also in prompts
+    that a group shares.
 
     Args:
       programs, figures: the largest of each kind.
@@ -131,6 +134,9 @@ def estimate_iteration(
     sampled = min(rollout.max_action_tokens, int(tokens / 2))
     drawn = setup.trajectories * rollout.max_turns * sampled
     context = setup.trajectories * rollout.max_context - drawn
+    cache = setup.engine.plan
+    dealt = dealt_conversations(rollout, cache)
+    rows = dealt.rounds * cache.slots * cache.shards  # that decode a turn, idle ones included
     shapes, part = setup.learner.shapes, -(-setup.trajectories // minibatches(config))
     longest = pack(shapes, setup.trajectories, rollout.max_context, shapes.lengths[-1:]).tokens
     whole = pack(shapes, setup.trajectories, rollout.max_context, shapes.long).tokens / longest
@@ -141,8 +147,12 @@ def estimate_iteration(
     refreshed = sum(pack(shapes, setup.trajectories, end).tokens for end in ends)
     amounts = {
         "rollout/reshard": 1.0,
-        "rollout/prefill": context / programs["rollout/prefill"].work.tokens,
-        "rollout/decode": drawn / programs["rollout/decode"].work.tokens,
+        "rollout/prefill": context
+        * (dealt.busiest / setup.trajectories)
+        / programs["rollout/prefill"].work.tokens,
+        "rollout/decode": rows
+        * (rollout.max_turns * sampled)
+        / programs["rollout/decode"].work.tokens,
         scoring: scoring_passes(plan) * whole + scored / longest,
         "sweep/teacher": bool(plan.of("teacher")) * whole,  # each conversation has one at most
         "sweep/value": plan.count("value") * whole,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,8 +60,16 @@ class RoleEngine:
         self._frozen_keys.clear()
         self._counts = Counter({FROZEN_TURNS: 0, FROZEN_TOKENS: 0})
 
-    def owns(self, group: int) -> bool:
-        return self._policy.owns(group)
+    @property
+    def shard_owners(self) -> Sequence[int]:
+        return self._policy.shard_owners
+
+    @contextlib.contextmanager
+    def one_policy(self) -> Iterator[None]:
+        with contextlib.ExitStack() as entered:
+            for engine in self._engines:
+                entered.enter_context(engine.one_policy())
+            yield
 
     def fits(self, context: Sequence[int]) -> bool:
         return all(engine.fits(context) for engine in self._engines)
