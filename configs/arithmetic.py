@@ -11,12 +11,17 @@ from ml_collections import ConfigDict
 
 def get_config() -> ConfigDict:
     config = ConfigDict()
-    config.iterations = 150
+    config.iterations = 120
     config.env = {
         "name": "prompts",
         "options": {
             "file": "seeupo_jax.tasks.arithmetic:additions",
-            "file_options": {"tasks": 800, "test_tasks": 200, "digits": [2, 1]},
+            "file_options": {
+                "tasks": 820,
+                "validation_tasks": 60,
+                "test_tasks": 120,
+                "digits": [2, 1],
+            },
             "prompt": "question",
             "answer": "answer",
         },
@@ -32,7 +37,7 @@ def get_config() -> ConfigDict:
     }
     config.warm_start = {
         "batch_size": 64,
-        "stages": [{"steps": 160, "learning_rate": 3e-3}],  # after 400 nothing is left to learn
+        "stages": [{"steps": 180, "learning_rate": 3e-3}],
     }
     config.rollout = {
         "tasks": 64,
@@ -43,7 +48,8 @@ def get_config() -> ConfigDict:
         "temperature": 1.0,
         "deterministic": True,
     }
-    config.optimizer = {"name": "adam", "learning_rate": 1e-4}
-    config.evaluation = {"every": 10, "split": "test", "tasks": 200, "k": 4}
+    config.optimizer = {"name": "adam", "learning_rate": 3e-4}
+    config.algorithm = {"minibatches_per_turn": 4}
+    config.evaluation = {"every": 10, "split": "test", "tasks": 120, "k": 4}
     config.checkpoint = {"every": 20}
     return config

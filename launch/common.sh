@@ -2,6 +2,11 @@
 # Options, checks and dry runs, shared by the launch scripts, which source it; it runs nothing
 # itself. A script that sources it defines the function `usage` and sets `dry_run` and `module`.
 
+# As on_host.sh mounts a bucket: folders can be renamed, and hosts see what others write.
+# shellcheck disable=SC2034  # jobset.sh reads it
+bucket_options=implicit-dirs,rename-dir-limit=200000,metadata-cache-ttl-secs=0,\
+metadata-cache-negative-ttl-secs=0
+
 root=$(cd "$(dirname "$0")/.." && pwd)
 
 fail() {
@@ -113,14 +118,35 @@ required() {
     [ -n "$2" ] || fail "$1: got nothing; allowed: a value such as $3."
 }
 
-# cloud_name NAME VALUE: checks a name for Google Cloud and Kubernetes.
+# cloud_name NAME VALUE [MOST]: checks a name for Google Cloud and Kubernetes.
 cloud_name() {
     case $2 in
         *[!a-z0-9-]* | [!a-z]* | *-)
             fail "$1: got '$2'; allowed: lower-case letters, digits and '-', first a letter."
             ;;
     esac
-    [ ${#2} -le 40 ] || fail "$1: got ${#2} characters; allowed: at most 40."
+    [ ${#2} -le "${3-40}" ] || fail "$1: got ${#2} characters; allowed: at most ${3-40}."
+}
+
+# bucket_name VALUE
+bucket_name() {
+    case $1 in
+        *[!a-z0-9._-]*) fail "--bucket: got '$1'; allowed: the name alone, as in my-bucket." ;;
+    esac
+}
+
+# check_mounted: checks paths for a new machine, on which only --bucket is mounted below /mnt.
+# shellcheck disable=SC2154  # the script that sources it has the option --bucket
+check_mounted() {
+    for given in "--workdir=$workdir" "--config.checkpoint.directory=$checkpoints"; do
+        case $given in
+            *=/mnt/?*)
+                wanted=${given#*=/mnt/} wanted=${wanted%%/*}
+                [ "$bucket" = "$wanted" ] ||
+                    fail "--bucket: got '$bucket'; allowed: '$wanted', as in $given."
+                ;;
+        esac
+    done
 }
 
 # need TOOL...: checks that the tools are installed; a dry run needs none.

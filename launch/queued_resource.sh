@@ -3,20 +3,26 @@
 # Functions for a Cloud TPU as a queued resource: its state, its request, its hosts. tpu_vm.sh
 # sources it after common.sh; it runs nothing itself.
 
-# tpu VERB ARGUMENT...: runs gcloud on the queued resource.
+# tpu [alpha] VERB ARGUMENT...: runs gcloud on the queued resource.
 tpu() {
+    track=''
+    [ "$1" != alpha ] || {
+        track=alpha
+        shift
+    }
     verb=$1
     shift
-    run gcloud compute tpus queued-resources "$verb" "$@" "--zone=$zone" \
+    run gcloud $track compute tpus queued-resources "$verb" "$@" "--zone=$zone" \
         ${project:+"--project=$project"} --quiet
 }
 
+# Hosts without external addresses are reached through Google's Identity-Aware Proxy.
 on_all() {
-    tpu ssh "$name" --node=all --worker=all "--command=$1"
+    tpu ssh "$name" --node=all --worker=all ${internal_ips:+--tunnel-through-iap} "--command=$1"
 }
 
 on_first() {
-    tpu ssh "$name" --node=0 --worker=0 "--command=$1"
+    tpu ssh "$name" --node=0 --worker=0 ${internal_ips:+--tunnel-through-iap} "--command=$1"
 }
 
 # ask_state EXPECTED: sets `state`; a dry run sets it to EXPECTED.
@@ -64,8 +70,15 @@ request() {
     else
         set -- "--node-count=$slices" "--node-prefix=$name"
     fi
-    tpu create "$name" "--accelerator-type=$accelerator_type" \
-        "--runtime-version=$runtime_version" "$@" ${spot:+--spot} || {
+    # Only gcloud alpha has --reservation.
+    tpu ${reservation:+alpha} create "$name" "--accelerator-type=$accelerator_type" \
+        "--runtime-version=$runtime_version" "$@" ${spot:+--spot} ${reserved:+--reserved} \
+        ${reservation:+"--reservation=$reservation"} \
+        ${valid_until_duration:+"--valid-until-duration=$valid_until_duration"} \
+        ${valid_until_time:+"--valid-until-time=$valid_until_time"} \
+        ${service_account:+"--service-account=$service_account"} \
+        ${network:+"--network=$network"} ${subnetwork:+"--subnetwork=$subnetwork"} \
+        ${internal_ips:+--internal-ips} || {
         say "error: the request for the TPU was rejected; see the output above."
         return 1
     }

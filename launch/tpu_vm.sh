@@ -3,7 +3,9 @@
 set -eu
 dry_run='' module=seeupo_jax.train name='' zone='' project='' accelerator_type=''
 runtime_version='' spot='' slices=1 bucket='' git='' ref=main setup='' keep_alive=''
-max_restarts=50 wait_limit=21600 poll=30 delete_when_done=''
+max_restarts=50 wait_limit=21600 poll=30 delete_when_done='' reserved='' reservation=''
+valid_until_duration='' valid_until_time='' service_account='' network='' subnetwork=''
+internal_ips=''
 # shellcheck source=launch/common.sh
 . "$(dirname "$0")/common.sh"
 # shellcheck source=launch/queued_resource.sh
@@ -30,6 +32,14 @@ usage: launch/tpu_vm.sh COMMAND --name=NAME --zone=ZONE [OPTION...]
   --accelerator-type TYPE   such as v5p-64; for all, create, resume, and run with --keep-alive
   --runtime-version VERSION such as v2-alpha-tpuv5; for the same commands
   --spot                    cheaper, and may be preempted at any time
+  --reserved                on reserved capacity, of any reservation of the project
+  --reservation NAME        on this reservation: NAME, or projects/PROJECT/reservations/NAME of
+                            another project (by gcloud alpha)
+  --valid-until-duration D  no machine later than this, such as 6h; or by --valid-until-time TIME
+  --service-account EMAIL   of the hosts (default: that of Compute Engine)
+  --network N, --subnetwork N   (default: default)
+  --internal-ips            no external addresses; ssh goes through an IAP tunnel. For every
+                            command on this TPU
   --slices N                number of TPUs that train together (default: $slices)
   --bucket BUCKET           Cloud Storage bucket to mount as /mnt/BUCKET on every host
   --git URL, --ref REF      install this repository instead of this checkout (default: $ref)
@@ -54,9 +64,10 @@ case ${1-} in
     *) fail "got '${1-}'; allowed: all, create, install, run, logs, status, stop, resume, delete." ;;
 esac
 shift
-parse "--spot --keep-alive --delete-when-done --dry-run" "--name --zone --project \
---accelerator-type --runtime-version --slices --bucket --git --ref --max-restarts --wait-limit \
---poll --setup --module" "$@"
+parse "--spot --keep-alive --delete-when-done --reserved --internal-ips --dry-run" "--name --zone \
+--project --accelerator-type --runtime-version --reservation --valid-until-duration \
+--valid-until-time --service-account --network --subnetwork --slices --bucket --git --ref \
+--max-restarts --wait-limit --poll --setup --module" "$@"
 shift "$parsed"
 
 required --name "$name" my-tpu
@@ -66,9 +77,15 @@ whole_number --slices "$slices"
 whole_number --max-restarts "$max_restarts"
 whole_number --wait-limit "$wait_limit"
 whole_number --poll "$poll"
-case $bucket in
-    *[!a-z0-9._-]*) fail "--bucket: got '$bucket'; allowed: the name alone, as in my-bucket." ;;
-esac
+bucket_name "$bucket"
+# Two ways to ask for a machine, or two limits of one request.
+only_one() {
+    [ -z "$2" ] || [ -z "$4" ] || fail "$1: got it with $3; allowed: one of them."
+}
+only_one --spot "$spot" --reserved "$reserved"
+only_one --spot "$spot" --reservation "$reservation"
+only_one --reserved "$reserved" --reservation "$reservation"
+only_one --valid-until-duration "$valid_until_duration" --valid-until-time "$valid_until_time"
 # After a preemption, `run --keep-alive` does what `all` does.
 needs=$command
 [ "$command$keep_alive" != run1 ] || needs=all
@@ -78,19 +95,6 @@ case $needs in
         required --runtime-version "$runtime_version" v2-alpha-tpuv5
         ;;
 esac
-# check_mounted: checks paths for a new machine, on which only --bucket is mounted below /mnt.
-check_mounted() {
-    for given in "--workdir=$workdir" "--config.checkpoint.directory=$checkpoints"; do
-        case $given in
-            *=/mnt/?*)
-                wanted=${given#*=/mnt/} wanted=${wanted%%/*}
-                [ "$bucket" = "$wanted" ] ||
-                    fail "--bucket: got '$bucket'; allowed: '$wanted', as in $given."
-                ;;
-        esac
-    done
-}
-
 case $command in
     all | run | resume)
         check_module_arguments "$@"
@@ -143,7 +147,8 @@ install_checkout() {
     else
         archive=$scratch/seeupo_jax.tar.gz
         pack "$archive" || return 1
-        tpu scp "$archive" "$name:seeupo_jax.tar.gz" --node=all --worker=all || return 1
+        tpu scp "$archive" "$name:seeupo_jax.tar.gz" --node=all --worker=all \
+            ${internal_ips:+--tunnel-through-iap} || return 1
         # Files of another checkout are removed; runs, models and the results of set-ups stay.
         on_all "mkdir -p seeupo_jax && find seeupo_jax -mindepth 1 -maxdepth 1 ! -name .venv\
  ! -name runs ! -name models ! -name third_party -exec rm -rf {} + &&\

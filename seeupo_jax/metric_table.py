@@ -17,8 +17,8 @@ class Metric(NamedTuple):
 
     unit: as the axis of a chart has it.
     over: the reduction. Of what a sweep's steps count one of `sum / actions`, `sum / replayed`,
-      `mean of steps`, `sum` and `max`: microbatches and devices are summed, for `max` their
-      maximum is taken.
+      `sum / taught`, `mean of steps`, `sum` and `max`: microbatches and devices are summed, for
+      `max` their maximum is taken.
     counted: what each step counts for it; empty: it is not reduced from steps.
     """
 
@@ -40,6 +40,7 @@ STEPS = (
     Metric("sweep/tis_weight_mean", "importance weight", "sum / actions", "tis_weight"),
     Metric("sweep/tis_truncated", "share of actions", "sum / actions", "tis_truncated"),
     Metric("sweep/entropy", "nats per token", "sum / actions", "entropy"),
+    Metric("sweep/teacher_forward_kl", "nats per token", "sum / taught", "forward_kl"),
     Metric("sweep/covariance", "nats x advantage", "mean of steps", "covariance"),
     Metric("sweep/covariance_tokens", "tokens", "sum", "covariance_tokens"),
     Metric("sweep/value_loss", "squared reward", "sum / actions", "value_loss"),

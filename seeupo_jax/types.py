@@ -288,6 +288,9 @@ class TurnBatch(NamedTuple):
     parent_MRX: int32, index of the token that predicts, in the order of the spans, which need not
       rise along a row; 0 beyond.
     target_MRX: int32, the token that is predicted; `NO_TARGET` beyond.
+    teacher_top_MRXK, teacher_top_logp_MRXJ: int32, a teacher's K likeliest tokens in its place, and
+      float32, their log-probabilities and as the last that of all other tokens: J = K + 1; beyond,
+      and without a teacher, `UNTAUGHT`. None where the program does not read them.
 
     slot_PA: int32, where in the flattened [M, R, X] each action token is predicted.
     mask_PA: float32, 1 at real action tokens.
@@ -336,6 +339,8 @@ class TurnBatch(NamedTuple):
     kl_coef: jax.Array | None = None
     score_grad_PA: jax.Array | None = None
     clip_scale_PA: jax.Array | None = None
+    teacher_top_MRXK: jax.Array | None = None
+    teacher_top_logp_MRXJ: jax.Array | None = None
 
 
 class CriticState(NamedTuple):

@@ -211,7 +211,10 @@ def test_a_launch_command_passes_every_check_of_its_script():
     lines = [line for line in raw_commands() if line.startswith("launch/")]
     assert {line.split()[0] for line in lines} == {
         f"launch/{name}.sh"
-        for name in ("tpu_vm", "gke_xpk", "gpu_slurm", "gpu_local", "cpu_processes")
+        for name in (
+            *("jobset", "gcluster", "tpu_vm", "gke_xpk"),
+            *("gpu_slurm", "gpu_local", "cpu_processes"),
+        )
     }
     for line in lines:
         script, *arguments = shlex.split(line, comments=True)

@@ -1,11 +1,17 @@
 """A training run in several processes is the run of one process on the same mesh."""
 
+import re
 import signal
+import subprocess
+import sys
 
 import jax
 import numpy as np
 import pytest
 import run_cases as cases
+from loaded_python import LoadedPython
+from places import TINY
+from process_cases import environment
 
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.policy import from_pretrained
@@ -41,7 +47,8 @@ def model(tmp_path_factory):
 
 def run(model, processes, devices, *more):
     """A run of so many processes, and what each of them printed."""
-    workdir = model.parent / f"of_{processes}_with_{devices}"
+    number = len([*model.parent.iterdir()])
+    workdir = model.parent / f"of_{processes}_with_{devices}_{number}"
     started = cases.start(model, workdir, *CHOICES, *more, processes=processes, devices=devices)
     return workdir, cases.finish(started)
 
@@ -99,6 +106,47 @@ def test_four_processes_are_one_with_four_devices_to_rounding(model):
     assert 0 <= max(jax.tree.leaves(difference)) < 1e-5
     _, written = split_model(from_pretrained(str(together / "policy"), dtype="float32")[0])
     jax.tree.map(np.testing.assert_array_equal, written, state["params"])
+
+
+# The first role of a game learns, the second is a model that does not.
+GAME = (
+    "--config.env.name=kuhn_poker",
+    "--config.algorithm.advantage=rae",
+    "--config.algorithm.scale=none",
+    "--config.algorithm.dynamic_sampling=0",
+)
+
+
+def roles(**frozen):
+    return f"--config.roles={[{'name': 'player_1'}, {'name': 'player_2', **frozen}]}"
+
+
+def test_two_processes_against_a_frozen_model_are_one_to_the_last_bit(model):
+    against = roles(path=str(model))
+    alone, _ = run(model, 1, 2, *GAME, against)
+    together, _ = run(model, 2, 1, *GAME, against)
+    assert cases.checksums(together) == cases.checksums(alone)
+    lines, wanted = cases.read_metrics(together), cases.read_metrics(alone)
+    assert list(map(without_times, lines)) == list(map(without_times, wanted))
+    trained = [line for line in lines if "sweep/turns" in line]
+    assert [line["rollout/frozen_turns"] for line in trained] == [16, 16]
+
+
+def test_each_of_two_processes_asks_the_server_of_a_frozen_role(model, monkeypatch):
+    command = [sys.executable, "-m", "seeupo_jax.serve", f"--config={TINY}", "--port=0"]
+    small = ("--config.rollout.tasks=1", "--config.warm_start.stages=()")
+    own = environment() | {"SEEUPO_API_KEY": "key"}
+    streams = {"stdout": subprocess.PIPE, "text": True}
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    server = LoadedPython([*command, f"--model={model}", *small], env=own, **streams)
+    try:
+        url = re.search(r"http://[^/]+", server.stdout.readline())[0]
+        workdir, _ = run(model, 2, 1, *GAME, roles(server=url), "--config.iterations=1")
+    finally:
+        server.kill()
+        server.communicate()
+    *_, line = (line for line in cases.read_metrics(workdir) if "sweep/turns" in line)
+    assert line["rollout/frozen_turns"] == 16 and line["rollout/failed"] == 0
 
 
 def test_two_processes_make_a_policy_from_nothing_and_train_adapters_of_it(model, tmp_path):

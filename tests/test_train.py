@@ -362,7 +362,7 @@ def test_a_mistake_ends_the_command_with_its_sentence_and_no_traceback(tmp_path)
 
 
 def test_a_mistake_in_the_demonstrations_is_a_sentence_too(tmp_path):
-    stage = "--config.warm_start.stages=({'steps': 1, 'demonstrations': {'skill': 2.0}},)"
+    stage = "--config.warm_start.stages=({'steps': 2, 'demonstrations': {'skill': 2.0}},)"
     done = run(tmp_path / "run", stage)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert done.stderr.endswith(

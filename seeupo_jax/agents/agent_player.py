@@ -395,6 +395,7 @@ class AgentPlayer:
                     call.constraint, self._worker.tokenizer, turn.turn.read.conversation.tokens
                 ),
                 role=call.role,
+                shard=request.shard,
             )
         )
 

@@ -41,6 +41,7 @@ class ModelCall:
     echo: whether the completion has the context too; scores: number of likeliest tokens to state
       beside each of its log-probabilities, None: these are not computed either.
     role: that the client plays; "": the policy's own.
+    end_ids: tokens that the client wants the message to end with. At a server only.
     """
 
     messages: tuple[HistoryMessage, ...]
@@ -56,6 +57,7 @@ class ModelCall:
     echo: bool = False
     scores: int | None = None
     role: str = ""
+    end_ids: tuple[int, ...] = ()
 
 
 class EchoedContext(NamedTuple):
@@ -84,6 +86,7 @@ class Completion:
     thoughts: "" if there are none, or they are part of the content.
     top: of each token, the likeliest ones with their log-probabilities; empty: not asked for.
     context: that it continues, where the call asks for it.
+    tokens: ids of the pieces.
     """
 
     text: str
@@ -98,6 +101,7 @@ class Completion:
     thoughts: str = ""
     top: tuple[tuple[tuple[bytes, float], ...], ...] = ()
     context: EchoedContext | None = None
+    tokens: tuple[int, ...] = ()
 
     @property
     def message(self) -> HistoryMessage:

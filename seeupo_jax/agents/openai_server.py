@@ -14,6 +14,7 @@ differ:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections import Counter
@@ -118,9 +119,14 @@ class OpenAIServer:
         if temperature is not None:
             self._current_sampling = self._sampling._replace(temperature=temperature)
 
-    def owns(self, group: int) -> bool:
-        """Always true: only one process uses a server."""
-        return True
+    @property
+    def shard_owners(self) -> Sequence[int]:
+        """One shard, since only one process uses a server."""
+        return (0,)
+
+    def one_policy(self) -> contextlib.AbstractContextManager[None]:
+        """Does nothing: the server holds its policy."""
+        return contextlib.nullcontext()
 
     def fits(self, context: Sequence[int]) -> bool:
         """Whether there is room for a full action after a context."""

@@ -106,6 +106,7 @@ class SampledText:
             stopped_at=None if self._end is None else self._end[2],
             thoughts=answer.thoughts,
             top=likeliest(self._tokenizer, (action.top or ())[: len(tokens)]),
+            tokens=tuple(tokens),
         )
 
     def _text(self, tokens: Sequence[int]) -> str:

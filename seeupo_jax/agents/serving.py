@@ -179,6 +179,7 @@ class ServingSession:
     def _begin(self, call: WaitingCall[Completion]) -> None:
         try:
             self._check_biases(call.call)
+            self._check_ends(call.call)
             conversation, group = self._read(call.call)
         except CallRefused as refusal:
             self.counts["refused"] += 1
@@ -231,6 +232,7 @@ class ServingSession:
                 constraint=self._form.after_thoughts(
                     call.call.constraint, self._tokenizer, context
                 ),
+                shard=group % self._engine.plan.shards,
             )
         )
 
@@ -259,6 +261,17 @@ class ServingSession:
                     f"logit_bias: got token {token}; allowed: below {size}.",
                     code="invalid_value",
                     param="logit_bias",
+                )
+
+    def _check_ends(self, call: ModelCall) -> None:
+        ends = self._tokenizer.end_ids
+        for token in call.end_ids:
+            if token not in ends:
+                raise CallRefused(
+                    f"stop_token_ids: got {token}; allowed: {', '.join(map(str, ends))}, with which"
+                    " every answer ends.",
+                    code="invalid_value",
+                    param="stop_token_ids",
                 )
 
     def _read(self, call: ModelCall) -> tuple[TokenizedConversation | _Prompt, int]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import chex
 import jax
+import jax.numpy as jnp
 
 from seeupo_jax.algorithms.estimators.returns import reward_to_go
+
+# The log-probability of every outcome where no teacher is: its divergence there is 0, and finite.
+UNTAUGHT = -1e30
 
 
 @jax.jit
@@ -32,3 +37,22 @@ def reverse_kl_advantage(
       float32 [N, L], nats times `coef`; 0 outside the mask.
     """
     return coef * reward_to_go(teacher_logp_NL - logp_NL, mask_NL, discount=discount)
+
+
+def forward_kl(logp_XJ: jax.Array, teacher_logp_XJ: jax.Array) -> jax.Array:
+    """KL(π_teacher || π) = Σ_j π_teacher(j) (log π_teacher(j) - log π(j)) over J outcomes.
+
+    Of next tokens the outcomes are the teacher's K likeliest tokens and, as the last, all others
+    together. That is the KL divergence of the two distributions on the coarser set: at least 0, 0
+    only where they agree on it, and at most that of all tokens (log sum inequality). The forward KL
+    of arXiv:2306.13649, §3, on the policy's own samples (lambda = 1).
+
+    Args:
+      logp_XJ, teacher_logp_XJ: [X, J], nats; the probabilities of each row add up to 1, or all of
+        the teacher's are `UNTAUGHT`.
+
+    Returns:
+      float32 [X], nats; its derivative by log π(j) is -π_teacher(j).
+    """
+    chex.assert_equal_shape([logp_XJ, teacher_logp_XJ])
+    return jnp.sum(jnp.exp(teacher_logp_XJ) * (teacher_logp_XJ - logp_XJ), axis=-1)

@@ -371,7 +371,8 @@ def _supervised(runs: list[Figures]) -> str:
     return f"{text}\n\n{sides_table(runs, RATIO | SIZES, of_side)}"
 
 
-_ELSEWHERE = ("gain", "serving", "agents", "estimates")  # benchmarks described on other pages
+# Benchmarks described on other pages.
+_ELSEWHERE = ("gain", "serving", "agents", "estimates", "processes")
 _RUN = {"update": "sweep", "rollout": "rollout", "iteration": "iteration", "sft": "step"}
 _SECTIONS: dict[str, tuple[str, Callable[[list[Figures]], str]]] = {
     "update": ("Update sweep", _updates),

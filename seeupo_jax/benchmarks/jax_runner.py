@@ -159,12 +159,13 @@ class JaxSweeps:
         self.metrics: dict[str, float] = {}
         self.steps: Sequence[OptimizerStep] = ()
 
-    def run(self, lines: Path | None = None) -> float:
+    def run(self, lines: Path | None = None, stop: Callable[[], bool] = lambda: False) -> float:
         """Runs one sweep; the seconds it took.
 
         Args:
           lines: a file of other trajectories, no longer than those of the inputs; reading it back
             is no part of a sweep, nor timed.
+          stop: as of `sweep`.
         """
         trajectories = self.trajectories if lines is None else read_stored(lines)
         began = time.perf_counter()
@@ -175,6 +176,7 @@ class JaxSweeps:
                 self.reference,
                 trajectories,
                 iteration=stored_update.ITERATION,
+                stop=stop,
             )
         jax.block_until_ready(self.state)
         return time.perf_counter() - began

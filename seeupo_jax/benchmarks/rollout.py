@@ -22,6 +22,7 @@ from seeupo_jax.benchmarks.settings import BenchSettings, architecture, write_mo
 from seeupo_jax.benchmarks.torch_runner import TorchSweeps, torch_sweeps
 from seeupo_jax.benchmarks.workloads import Actions, Inputs, Workload, prepared, trajectory_lines
 from seeupo_jax.configuration import schema
+from seeupo_jax.parallel.mesh import row_shards
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.network import Network
@@ -191,8 +192,19 @@ def generate(model: Any, work: Workload, *, seed: int, **options: bool) -> Any:
     return run_all(model, work.conversations, temperature=1.0, seed=seed, batch=batch, **options)
 
 
-def make_engine(network: Network, work: Workload, settings: BenchSettings) -> SlotEngine:
-    """An engine with room for all of a workload's conversations; nothing is compiled yet."""
+def make_engine(
+    network: Network,
+    work: Workload,
+    settings: BenchSettings,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
+    **options: Any,
+) -> SlotEngine:
+    """An engine with room for all of a workload's conversations; nothing is compiled yet.
+
+    Args:
+      mesh: the sampler's; None: one device. options: more of `SlotEngine`.
+    """
     rollout = schema.Rollout(
         tasks=len(work.conversations) // work.group_size,
         group_size=work.group_size,
@@ -204,10 +216,12 @@ def make_engine(network: Network, work: Workload, settings: BenchSettings) -> Sl
     return SlotEngine(
         network,
         Sampling(1.0, None, None, work.action_tokens, ()),
-        plan_cache(network.arch, rollout),
+        plan_cache(network.arch, rollout, shards=1 if mesh is None else row_shards(mesh)),
+        mesh=mesh,
         group_size=work.group_size,
         steps=settings.decode_steps,
         read_plan=choose_read_plan(network.arch, rollout, platform),
+        **options,
     )
 
 
@@ -224,7 +238,7 @@ class SampledWorkload(NamedTuple):
 
 
 def converse(engine: SlotEngine, params: Any, work: Workload, seed: int) -> SampledWorkload:
-    """Plays a workload's conversations."""
+    """Plays a workload's conversations, of several processes each those that its engine owns."""
     began = time.perf_counter()
     engine.begin(params, seed=seed, iteration=0)
     conversations = work.conversations
@@ -237,9 +251,10 @@ def converse(engine: SlotEngine, params: Any, work: Workload, seed: int) -> Samp
         limit = conversations[key].lengths[turn]
         engine.submit(Turn(key, contexts[key], group, group, key, turn, limit=limit))
 
-    for key in range(len(conversations)):
+    own = [key for key in range(len(conversations)) if engine.owns(key // work.group_size)]
+    for key in own:
         submit(key)
-    open_ = len(conversations)
+    open_ = len(own)
     while (sampled := engine.step(open_ > 0)) is not None:
         for action in sampled:
             key, conversation = action.key, conversations[action.key]

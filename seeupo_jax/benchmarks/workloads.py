@@ -24,8 +24,10 @@ import numpy as np
 
 from seeupo_jax.benchmarks import machine
 from seeupo_jax.benchmarks.settings import BenchSettings, architecture, write_model
+from seeupo_jax.checkpoint.process_sync import on_primary
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
 from seeupo_jax.learner.imitation.action_segments import to_segments
+from seeupo_jax.parallel.distributed import broadcast_from_primary
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
@@ -334,6 +336,8 @@ class Inputs:
 def prepared(settings: BenchSettings, dtype: str) -> Iterator[Inputs]:
     """Files of random weights, and of the workload's conversations with random actions.
 
+    Several processes of a machine share those of process 0.
+
     Args:
       dtype: of activations.
 
@@ -352,10 +356,11 @@ def prepared(settings: BenchSettings, dtype: str) -> Iterator[Inputs]:
         "rollout.max_turns": work.turns,
         "rollout.temperature": 1.0,
     }
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as own:
+        folder = broadcast_from_primary(own)
         model, lines = Path(folder, "model"), Path(folder, "trajectories.jsonl")
         write_model(arch, model, seed=settings.seed)
         actions = random_actions(work, settings.seed)
         made = trajectory_lines(work, actions, seed=settings.seed)
-        lines.write_text("\n".join(made) + "\n", encoding="utf-8")
+        on_primary(lambda: lines.write_text("\n".join(made) + "\n", encoding="utf-8"))
         yield Inputs(settings, arch, work, model, lines, fields)

@@ -148,6 +148,12 @@ def _check_combination(config: Config, recipe: Mapping[str, Any]) -> None:
         teacher=config.teacher.reads_reference,
         recipe=recipe,
     )
+    if rollout.group_size == 1 and algorithm.grouped:
+        raise ValueError(
+            "config.rollout.group_size: got 1 with"
+            f" config.algorithm.advantage={algorithm.advantage}, which compares the rewards of a"
+            " task's trajectories; allowed: a number >= 2."
+        )
     check_teacher(config.teacher, algorithm, rollout.temperature)
     check_rewards(config.rewards)
     check_weights(algorithm, config.rewards)

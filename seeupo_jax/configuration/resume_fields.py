@@ -34,7 +34,7 @@ DECISIONS: Mapping[str, Mapping[Decision, str]] = {
     },
     "rewards[]": {C: "concurrency timeout_s", R: "function weight name options"},
     "judge": {C: "concurrency timeout_s", R: "function options"},
-    "teacher": {A: "coef discount", T: "path by_task server", R: "hint dtype"},
+    "teacher": {A: "coef discount top_k", T: "path by_task server", R: "hint dtype"},
     "roles[]": {R: "name path server model"},
     "model": {
         C: "remat attention",

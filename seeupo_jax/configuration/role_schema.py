@@ -44,8 +44,13 @@ def trained_roles(roles: Sequence[Role]) -> tuple[str, ...]:
 
     Empty where no role is trained by its name.
     """
-    names = [str(role.name) for role in roles if not role.frozen]
+    names = policy_roles(roles)
     return ("", *names) if names else ()
+
+
+def policy_roles(roles: Sequence[Role]) -> tuple[str, ...]:
+    """The names of the roles that the policy plays."""
+    return tuple(str(role.name) for role in roles if not role.frozen)
 
 
 def frozen_roles(roles: Sequence[Role]) -> frozenset[str]:

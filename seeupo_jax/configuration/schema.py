@@ -61,8 +61,8 @@ class Rollout:
 
     tasks: int = at_least(1, 16)
     """B, tasks per iteration."""
-    group_size: int = at_least(2, 8)
-    """G, trajectories per task."""
+    group_size: int = at_least(1, 8)
+    """G, trajectories per task; 1 with advantages that compare no rewards within a group."""
     max_turns: int = at_least(1, 6)
     """K, turns of a trajectory at most."""
     max_action_tokens: int = at_least(1, 32)
@@ -81,7 +81,7 @@ class Rollout:
     grammar: str | None = path_field("tool_calls or a path")
     """Grammar of actions: tool_calls, or a .json, .regex or .lark file; none: free text."""
     concurrency: int | None = at_least(1, None)
-    """Open conversations; none: all."""
+    """Open episodes, each with a conversation for every role; none: all."""
     slots: int | None = at_least(1, None)
     """Conversations decoded together; none: all open ones."""
     cache_gib: float | None = above(0, None)
@@ -98,7 +98,7 @@ class Rollout:
     reset_ahead_s: float = within(0, 1_000_000, 300.0)
     """Seconds of the previous sweep to prefetch environments in; then once more; 0: off."""
     mesh: Mesh | None = None
-    """The sampler's layout of the same devices; none: the trainer's."""
+    """The sampler's layout of the same devices; none: the trainer's, within each TPU slice."""
     quantize: str = choice("none", "int8")
     """int8: the sampler's copy of the layers' matrices has 8 bits, a scale for each output."""
 
@@ -109,7 +109,7 @@ class Rollout:
 
     @property
     def open_at_once(self) -> int:
-        """Conversations that are open at a time, at most."""
+        """Episodes that are open at a time, at most."""
         return self.trajectories if self.concurrency is None else self.concurrency
 
     @property

@@ -51,8 +51,8 @@ class Sft:
 class WarmStartStage:
     """A stage of supervised training."""
 
-    steps: int = at_least(1, 1000)
-    """Optimizer steps."""
+    steps: int = at_least(2, 1000)
+    """Optimizer steps, of which the first has the learning rate 0."""
     learning_rate: float = above(0, 3e-3, most=100)
     """Learning rate of the stage."""
     demonstrations: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from seeupo_jax.configuration.fields import mapping_field, path_field
-from seeupo_jax.options import checked, choice, within
+from seeupo_jax.options import at_least, checked, choice, within
 
 REFERENCE, POLICY = "reference", "policy"  # as a path: parameters that the run itself has
 
@@ -19,7 +19,7 @@ def is_server(place: str) -> bool:
 
 @dataclass(frozen=True)
 class Teacher:
-    """A model whose log-probabilities of the policy's tokens enter advantages, or none."""
+    """A model whose log-probabilities enter advantages or the loss, or none."""
 
     path: str | None = path_field()
     """A model folder, a .gguf file or package:NAME; reference: the reference policy, earlier
@@ -31,9 +31,13 @@ class Teacher:
     """Instead of path: an OpenAI-compatible server whose /completions gives the log-probabilities
     of prompts, as seeupo-serve and vLLM do; SEEUPO_TEACHER_KEY is its key."""
     coef: float = within(0, 100, 1.0)
-    """Coefficient of log(teacher / policy) of each token in its advantage; 0: it is only logged."""
+    """Coefficient of log(teacher / policy) of each token in its advantage, or with top_k of its
+    divergence in the loss; 0: it is only logged."""
     discount: float = within(0, 1, 0.0)
     """Discount per token of log(teacher / policy) of later tokens; 0: each token has its own."""
+    top_k: int | None = at_least(1, None)
+    """Instead of the advantage, the loss gets coef x KL(teacher || policy) of each sampled token's
+    distribution, over the teacher's so many likeliest tokens and all others as one."""
     dtype: str = choice("bfloat16", "float32")
     """Type of the teacher's parameters and activations."""
     by_task: Mapping[str, Any] = mapping_field(
@@ -91,6 +95,16 @@ def check_teacher(teacher: Teacher, algorithm: Any, temperature: float) -> None:
         raise ValueError(
             f"config.rollout.temperature: got {temperature:g} with a server as teacher; allowed: 1,"
             " at which servers score prompts."
+        )
+    if teacher.top_k is not None and any(map(is_server, teacher.places.values())):
+        raise ValueError(
+            f"config.teacher.top_k: got {teacher.top_k} with a server as teacher; allowed: none,"
+            " since servers are asked for the log-probabilities of the policy's tokens alone."
+        )
+    if teacher.top_k is not None and teacher.discount != 0:
+        raise ValueError(
+            f"config.teacher.discount: got {teacher.discount:g} with top_k={teacher.top_k};"
+            " allowed: 0, since a token's divergence is of its own distribution."
         )
     if teacher.given:
         if algorithm.dynamic_sampling:

@@ -28,16 +28,11 @@ def check_frozen_roles(config: Config) -> None:
     """Checks what plays the roles that are not trained, before anything is loaded.
 
     Raises:
-      ValueError: several processes, a folder without a model that fits, another tokenizer than the
-        policy's, or a grammar for a server; one sentence.
+      ValueError: a folder without a model that fits, another tokenizer than the policy's, or a
+        grammar for a server; one sentence.
     """
     for number, role in enumerate(config.roles):
         field = f"config.roles[{number}]"
-        if role.frozen and jax.process_count() > 1:
-            raise ValueError(
-                f"{field}: got a frozen role with {jax.process_count()} processes; allowed: one"
-                " process, or roles that are trained."
-            )
         if role.server is not None and config.rollout.grammar is not None:
             raise ValueError(
                 f"config.rollout.grammar: got {config.rollout.grammar!r} with {field}.server;"
@@ -51,10 +46,12 @@ def check_frozen_roles(config: Config) -> None:
 
 
 def role_config(config: Config, role: Role) -> Config:
-    """The configuration of the policy of a frozen role's folder, which has nothing that trains."""
+    """The configuration of the policy of a frozen role's folder, which plays this role alone and
+    has nothing that trains."""
     return dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, path=role.path),
+        roles=(),
         lora=Lora(),
         optimizer=dataclasses.replace(config.optimizer, groups=()),
     )
@@ -79,7 +76,8 @@ def with_frozen_roles(config: Config, engine: Engine, tokenizer: Tokenizer) -> E
             taken += local.plan.bytes + local.plan.policy_bytes
             frozen[str(role.name)] = FrozenPolicy(local, params)
         elif role.server is not None:
-            frozen[str(role.name)] = FrozenPolicy(_served(config, role, tokenizer))
+            served = _served(config, role, tokenizer, engine.concurrency)
+            frozen[str(role.name)] = FrozenPolicy(served)
     return RoleEngine(engine, frozen) if frozen else engine
 
 
@@ -98,12 +96,13 @@ def _local(config: Config, path: str, taken: int) -> tuple[SlotEngine, Any]:
     return build_engine(config, made, free), made.merged(params)
 
 
-def _served(config: Config, role: Role, tokenizer: Tokenizer) -> OpenAIServer:
+def _served(config: Config, role: Role, tokenizer: Tokenizer, concurrency: int) -> OpenAIServer:
+    """The engine that asks a role's server. concurrency: conversations of this process."""
     rollout = config.rollout
     return OpenAIServer(
         str(role.server),
         role.model,
-        concurrency=rollout.open_at_once,
+        concurrency=concurrency,
         sampling=build_sampling(config, tokenizer),
         max_context=rollout.max_context,
         timeout_s=SERVER_TIMEOUT_S,

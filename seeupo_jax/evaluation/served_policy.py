@@ -108,6 +108,13 @@ def _check_chat(config: Config) -> None:
             f"config.agent: got {config.agent.label!r}; allowed with the dialect {CHAT}: none."
             " Run the agent with the address and the key of the server instead."
         )
+    for number, role in enumerate(config.roles):
+        if role.frozen:
+            raise ValueError(
+                f"config.roles[{number}]: got a frozen role; allowed with the dialect {CHAT}: roles"
+                " of the policy, since a frozen one is sent tokens, which this dialect does not"
+                " know."
+            )
     if config.rollout.top_k not in (None, 1):
         raise ValueError(
             f"config.rollout.top_k: got {config.rollout.top_k}; allowed with the dialect {CHAT}:"

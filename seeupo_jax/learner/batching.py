@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
+import jax
 import numpy as np
 
+from seeupo_jax.algorithms.distillation import UNTAUGHT
 from seeupo_jax.learner.expert_record import ExpertRecord
 from seeupo_jax.learner.shapes import Shapes
 from seeupo_jax.learner.token_trees import TokenForest, choose_length
@@ -15,7 +18,13 @@ from seeupo_jax.policy.architecture import Routing
 from seeupo_jax.trajectories.forks import forked, shared_turns
 from seeupo_jax.types import CONTEXT, NO_TARGET, Trajectory, TurnBatch, learnable
 
-_DTYPES = {"action": np.int32}  # of tokens' fields; float32 else
+TOKEN_DTYPES = {"action": np.int32, "teacher_top": np.int32}  # of tokens' fields; float32 else
+# Fields that lie where tokens are predicted, once for all spans that share a token: the name in
+# `TurnBatch`, and the value where nothing is.
+_OF_TARGETS: dict[str, tuple[str, float]] = {
+    "teacher_top": ("teacher_top_MRXK", 0),
+    "teacher_top_logp": ("teacher_top_logp_MRXJ", UNTAUGHT),
+}
 
 
 @dataclass(frozen=True)
@@ -239,19 +248,12 @@ def turn_batch(
     """
     L, R, forest, spans = layout.length, shapes.rows, layout.forest, layout.spans
     span_slots = [(place, 0) for place in range(len(spans))] if span_slots is None else span_slots
-    needed = len(forest.tokens), 1 + max((place for place, _ in span_slots), default=-1)
-    if doubled:
-        least = shapes.microbatches(L) * R + 1, shapes.spans() + 1
-        needed = tuple(map(max, needed, least))
-    M, P = shapes.microbatches(L, needed[0]), shapes.spans(needed[1])
+    spans_needed = 1 + max((place for place, _ in span_slots), default=-1)
+    M, P = _room(shapes, L, len(forest.tokens), spans_needed, doubled=doubled)
     predicted = TargetSlots(M * R, L)
-    tokens, depth = (np.zeros((M * R, L), np.int32) for _ in range(2))
-    end = np.tile(np.arange(1, L + 1, dtype=np.int32), (M * R, 1))
-    for row, sources in enumerate(zip(forest.tokens, forest.depth, forest.end, strict=True)):
-        for target, source in zip((tokens, depth, end), sources, strict=True):
-            target[row, : source.size] = source
+    tokens, depth, end = _forest_rows(forest, (M * R, L))
     slot, mask = np.zeros((P, action), np.int32), np.zeros((P, action), np.float32)
-    padded = {name: np.zeros((P, action), _DTYPES.get(name, np.float32)) for name in per_token}
+    padded, of_targets = _field_arrays(per_token, (P, action), M * R * L)
     trajectory = np.full(P, rows.trajectories, np.int32)
     for number, (span, (place, start)) in enumerate(zip(spans, span_slots, strict=True)):
         columns, index_L = slice(start, start + span.position_A.size), forest.index[number]
@@ -262,8 +264,10 @@ def turn_batch(
             rows.tokens[span.segment][span.position_A],
         )
         mask[place, columns] = 1
-        for name, source in per_token.items():
-            padded[name][place, columns] = source[span.segment][span.position_A]
+        for name, array in padded.items():
+            array[place, columns] = per_token[name][span.segment][span.position_A]
+        for name, array in of_targets.items():
+            array[slot[place, columns]] = per_token[name][span.segment][span.position_A]
         trajectory[place] = rows.trajectory_S[span.segment]
 
     shape = (M, R, L)
@@ -283,27 +287,119 @@ def turn_batch(
         counted_MRL=None if rows.routing is None else forest.counted((M * R, L)).reshape(shape),
         expert_MRLG=None if expert is None else expert.reshape(M, R, L, -1),
         **{f"{name}_PA": array for name, array in padded.items()},
+        **{_OF_TARGETS[name][0]: x.reshape(*shape, -1) for name, x in of_targets.items()},
     )
+
+
+def _room(
+    shapes: Shapes, length: int, rows: int = 0, spans: int = 0, *, doubled: bool
+) -> tuple[int, int]:
+    """M and P of a batch of so many rows of a length and so many spans."""
+    if doubled:
+        rows = max(rows, shapes.microbatches(length) * shapes.rows + 1)
+        spans = max(spans, shapes.spans() + 1)
+    return shapes.microbatches(length, rows), shapes.spans(spans)
+
+
+def batch_shapes(
+    rows: SegmentBatch,
+    shapes: Shapes,
+    per_token: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    *,
+    length: int,
+    action: int,
+    doubled: bool = False,
+) -> TurnBatch:
+    """Shape structs of a batch with the listed number of rows and spans; see `turn_batch`.
+
+    Nothing is allocated, so a program can be compiled for batches that this host could not hold.
+
+    Args:
+      per_token: the shape of a token's value in each field; (): it is a number.
+
+    Raises:
+      ValueError: more tokens than int32 counts.
+    """
+    M, P = _room(shapes, length, doubled=doubled)
+    check_slots(M * shapes.rows, length)
+    routing, struct = rows.routing, jax.ShapeDtypeStruct
+    MRL, PA = (M, shapes.rows, length), (P, action)
+    of_tokens = struct(MRL, np.int32)
+    return TurnBatch(
+        *(of_tokens,) * 5,
+        slot_PA=struct(PA, np.int32),
+        mask_PA=struct(PA, np.float32),
+        trajectory_P=struct((P,), np.int32),
+        microbatches=struct((), np.int32),
+        segment_MRL=None if shapes.share else of_tokens,
+        counted_MRL=None if routing is None else struct(MRL, np.bool_),
+        expert_MRLG=None if rows.experts is None else rows.experts.struct(*MRL),
+        **_field_structs(per_token, PA, MRL),
+    )
+
+
+def _field_structs(
+    per_token: Mapping[str, tuple[int, ...]], by_span: tuple[int, ...], by_target: tuple[int, ...]
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shape structs of fields, by their names in `TurnBatch`."""
+    structs = {}
+    for name, shape in per_token.items():
+        dtype = TOKEN_DTYPES.get(name, np.float32)
+        if name in _OF_TARGETS:
+            structs[_OF_TARGETS[name][0]] = jax.ShapeDtypeStruct((*by_target, *shape), dtype)
+        else:
+            structs[f"{name}_PA"] = jax.ShapeDtypeStruct(by_span, dtype)
+    return structs
+
+
+def _forest_rows(forest: TokenForest, shape: tuple[int, int]) -> tuple[np.ndarray, ...]:
+    """Tokens, depths and ends of a forest's rows, padded."""
+    tokens, depth = (np.zeros(shape, np.int32) for _ in range(2))
+    end = np.tile(np.arange(1, shape[1] + 1, dtype=np.int32), (shape[0], 1))
+    for row, sources in enumerate(zip(forest.tokens, forest.depth, forest.end, strict=True)):
+        for target, source in zip((tokens, depth, end), sources, strict=True):
+            target[row, : source.size] = source
+    return tokens, depth, end
+
+
+def _field_arrays(
+    per_token: Mapping[str, Sequence[np.ndarray]], shape: tuple[int, int], targets: int
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Arrays without any token: of the fields by span [P, A], and of those by predicted token."""
+    by_span, by_target = {}, {}
+    for name, source in per_token.items():
+        dtype = TOKEN_DTYPES.get(name, np.float32)
+        if name in _OF_TARGETS:
+            size = targets, *source[0].shape[1:]
+            by_target[name] = np.full(size, _OF_TARGETS[name][1], dtype)
+        else:
+            by_span[name] = np.zeros(shape, dtype)
+    return by_span, by_target
 
 
 def scatter(
     numbers: Sequence[np.ndarray], spans: Sequence[ActionSpan], scored_PA: np.ndarray
 ) -> None:
-    """Writes a batch's numbers of action tokens to the tokens of their segments."""
+    """Writes a batch's numbers of action tokens [P, A, ...] to the tokens of their segments."""
     for span, scored_A in zip(spans, scored_PA, strict=False):
         numbers[span.segment][span.position_A] = scored_A[: span.position_A.size]
+
+
+def check_slots(rows: int, length: int) -> None:
+    """ValueError: the rows have more tokens than int32 counts."""
+    if rows * length > np.iinfo(np.int32).max:
+        raise ValueError(
+            f"a step has {rows} rows of {length} tokens, padding included; allowed: fewer than"
+            " 2**31 tokens, which int32 counts: lower config.rollout.tasks, group_size or"
+            " max_context."
+        )
 
 
 class TargetSlots:
     """The slots of rows in which tokens are predicted; spans that share a token share its slot."""
 
     def __init__(self, rows: int, length: int):
-        if rows * length > np.iinfo(np.int32).max:
-            raise ValueError(
-                f"a step has {rows} rows of {length} tokens, padding included; allowed: fewer than"
-                " 2**31 tokens, which int32 counts: lower config.rollout.tasks, group_size or"
-                " max_context."
-            )
+        check_slots(rows, length)
         self.parent = np.zeros((rows, length), np.int32)
         self.target = np.full((rows, length), NO_TARGET, np.int32)
         # Of each token of a row, one more than its slot: zeros take no memory before they are used.
@@ -321,23 +417,3 @@ class TargetSlots:
         self.target[row, first : first + count] = token_A[new_A]
         self._count[row] += count
         return row * self.target.shape[1] + self._next[row, index_A] - 1
-
-
-def empty_layout(length: int) -> Layout:
-    """A layout without spans, in rows of a length."""
-    return Layout([], *choose_length([], [], lengths=(length,), rows=1))
-
-
-def empty_batch(
-    rows: SegmentBatch,
-    shapes: Shapes,
-    per_token: Sequence[str] = (),
-    *,
-    length: int,
-    action: int,
-    doubled: bool = False,
-) -> TurnBatch:
-    """A batch without rows, in the shapes of a real one that has these fields of tokens."""
-    fields: dict[str, list[np.ndarray]] = {name: [] for name in per_token}
-    layout = empty_layout(length)
-    return turn_batch(rows, layout, shapes, fields, action=action, doubled=doubled)

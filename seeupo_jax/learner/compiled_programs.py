@@ -36,7 +36,7 @@ from seeupo_jax.learner.sweep_plan import (
 )
 from seeupo_jax.learner.teacher import TeacherModel
 from seeupo_jax.parallel import distributed
-from seeupo_jax.policy.architecture import Routing
+from seeupo_jax.policy.architecture import Architecture, Routing
 from seeupo_jax.policy.network import Network, join_params
 from seeupo_jax.types import TrainState, Trajectory, TurnBatch
 
@@ -64,7 +64,7 @@ class Learner:
     reward_weights: weights of named rewards; any other reward weighs 1.
     roles: that rewards are compared within, as of `trained_roles`; empty: there is only one.
     frozen: parameters that no step changes: frozen groups, and with adapters all other parameters.
-    teachers: whose log-probabilities enter advantages, by `teaching`.
+    teachers: whose log-probabilities enter advantages or the loss, by `teaching`.
     balance: losses of routers, and the step of selection biases, of a policy with experts.
     state_shardings: of the TrainState, and `replicated` of small arrays. Every program returns its
       donated arguments with the same shardings, so that none is compiled twice. None: one device.
@@ -154,7 +154,7 @@ class Learner:
     @functools.cached_property
     def teacher_programs(self) -> tuple[LearnerProgram | None, ...]:
         """`turn_step.score` from the parameters of each teacher on, which may lie in the host's
-        memory; None: of one that is asked."""
+        memory, or `turn_step.score_top`; None: of one that is asked."""
         programs: list[LearnerProgram | None] = []
         for teacher in self.teachers:
             if teacher.ask is not None:
@@ -162,10 +162,18 @@ class Learner:
                 continue
             network = self.network if teacher.network is None else teacher.network
             jitted = score_program(network, self.temperature, self.replicated)
+            if self.top_k is not None:
+                arch = self.network.arch
+                jitted = top_program(network, self.temperature, self.top_k, arch, self.replicated)
             fixed = self.frozen if teacher.network is None else {}
             program = functools.partial(jitted, fixed)
             programs.append(self.wrap_program("score_teacher", program))
         return tuple(programs)
+
+    @property
+    def top_k(self) -> int | None:
+        """Likeliest tokens of a teacher that the loss reads; None: it reads none."""
+        return self.teaching.top_k if self.teachers else None
 
     @property
     def routing(self) -> Routing | None:
@@ -257,11 +265,13 @@ class Learner:
             old_is_current=algorithm.old_policy == "turn" and self.fused,
             actions=actions_per_update(algorithm, self.shapes.turns),
             finds_entropy=self.entropy and not self.scores_old_policy,
+            teacher_coef=None if self.top_k is None else self.teaching.coef,
         )
 
     @property
-    def per_token(self) -> tuple[str, ...]:
-        """Fields of action tokens that the turn step reads; names of `TurnBatch` without axes."""
+    def per_token(self) -> dict[str, tuple[int, ...]]:
+        """Fields of action tokens that the turn step reads, names of `TurnBatch` without axes, and
+        the shape of a token's value in each."""
         names = ["old_logp", "ref_logp", "advantage"]
         if not self.scores_old_policy:
             names = ["ref_logp", "advantage"] if self.algorithm.reads_reference else ["advantage"]
@@ -277,7 +287,10 @@ class Learner:
             names.append("drift_sign")
         if self.algorithm.adapts_clip:
             names.append("clip_scale")
-        return tuple(names)
+        fields: dict[str, tuple[int, ...]] = dict.fromkeys(names, ())
+        if self.top_k is not None:
+            fields |= {"teacher_top": (self.top_k,), "teacher_top_logp": (self.top_k + 1,)}
+        return fields
 
     @functools.cached_property
     def scores_old_policy(self) -> bool:
@@ -390,3 +403,21 @@ def score_program(
         return run(network, merged, batch, temperature=temperature)
 
     return jax.jit(score, out_shardings=replicated)
+
+
+@_shared
+def top_program(
+    network: Network,
+    temperature: float,
+    count: int,
+    among: Architecture,
+    replicated: jax.sharding.Sharding | None,
+) -> Callable[..., Any]:
+    """`turn_step.score_top` from the frozen parameters on."""
+    options = {"temperature": temperature, "count": count, "among": among}
+
+    def score_top(frozen: Any, params: Any, batch: TurnBatch) -> turn_step.TopScores:
+        merged = join_params(on_device(params), frozen)
+        return turn_step.score_top(network, merged, batch, **options)
+
+    return jax.jit(score_top, out_shardings=replicated)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 
 from seeupo_jax.learner.step.expert_load import RouterCounts
@@ -71,6 +72,10 @@ class ExpertRecord:
     def with_more(self, expert_LG: Sequence[np.ndarray]) -> ExpertRecord:
         """The record with more segments."""
         return ExpertRecord(self.routing, (*self.expert_LG, *expert_LG))
+
+    def struct(self, *shape: int) -> jax.ShapeDtypeStruct:
+        """The shape of a record of so many tokens."""
+        return jax.ShapeDtypeStruct((*shape, self.routing.size), self.routing.dtype)
 
     def unknown(self, *shape: int) -> np.ndarray:
         """A record of so many tokens whose experts are unknown."""

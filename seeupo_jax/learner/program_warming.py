@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seeupo_jax.learner.batching import SegmentBatch, empty_batch, empty_layout
+from seeupo_jax.learner.batching import SegmentBatch, batch_shapes
 from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.credit.advantages import compile_credit
 from seeupo_jax.learner.expert_record import ExpertRecord
 from seeupo_jax.learner.optimization.turn_moments import of_turn, put_back
 from seeupo_jax.learner.reference_policy import reference_of
-from seeupo_jax.learner.refresh_batch import make_refresh_batch
+from seeupo_jax.learner.refresh_batch import refresh_shapes
 from seeupo_jax.learner.step.turn_step import TurnStepResult
 from seeupo_jax.learner.teacher import TeacherModel
 from seeupo_jax.parallel.compiling import Between, compile_all, never_stop
@@ -31,7 +31,8 @@ class SweepProgram:
 
     function: the result of `jax.jit`.
     arguments: from the state and the reference policy's parameters (arrays, or shape structs with
-      shardings) to the program's arguments; those that change are shape structs.
+      shardings) to the program's arguments; those that change are shape structs, without a sharding
+      where they come from the host.
     returns_state: whether its first result is the donated state.
     teacher: whose layers it computes; None: the policy's, or none.
     """
@@ -99,7 +100,8 @@ def compile_programs(
 ) -> TrainState:
     """Compiles every program of the sweeps of a run, and runs each on a batch without rows.
 
-    `between`: as of `compile_all`, for the programs that take longest.
+    `between`: as of `compile_all`, for the programs that take longest. The batches are zeros, which
+    hold no microbatch: a program without any does nothing.
 
     Returns: the state, which was donated and is returned unchanged.
     """
@@ -111,8 +113,10 @@ def compile_programs(
     compile_all([functools.partial(each.lower, state, ref_params) for each in distinct], between)
 
     def fill(x: Any) -> Any:
-        is_struct = isinstance(x, jax.ShapeDtypeStruct)
-        return learner.replicate(np.zeros(x.shape, x.dtype)) if is_struct else x
+        if not isinstance(x, jax.ShapeDtypeStruct):
+            return x
+        zeros = np.zeros(x.shape, x.dtype)
+        return zeros if x.sharding is None else learner.replicate(zeros)
 
     for program in programs:
         out = program.function(*jax.tree.map(fill, program.arguments(state, ref_params)))
@@ -127,14 +131,13 @@ def _score_programs(learner: Learner, rows: SegmentBatch, length: int) -> Iterat
     """Passes over trajectories by the policies, the critic and the scorer; the scorer's step."""
     given, rows = rows, replace(rows, experts=None)
 
-    @functools.cache  # equal ones are one: of long rows each takes much memory
-    def empty(replays: bool, doubled: bool) -> TurnBatch:
-        source, action = given if replays else rows, learner.shapes.longest
-        return empty_batch(source, learner.shapes, length=length, action=action, doubled=doubled)
+    def batch_of(source: SegmentBatch, doubled: bool = False) -> TurnBatch:
+        action = learner.shapes.longest
+        return batch_shapes(source, learner.shapes, length=length, action=action, doubled=doubled)
 
-    batch, replayed = empty(False, False), empty(given.experts is not None, False)
+    batch, replayed = batch_of(rows), batch_of(given)
     gains = learner.algorithm.estimator.scores_answers  # by branches, in the old policy's pass
-    first = empty(learner.algorithm.router_replay == "rollout", gains)
+    first = batch_of(given if learner.algorithm.router_replay == "rollout" else rows, gains)
     if "score" in learner.kinds:
         yield _call(
             f"sweep/score {length}",
@@ -171,7 +174,7 @@ def _scorer_programs(
 ) -> Iterator[SweepProgram]:
     """The pass of the model that scores turns, and its step."""
     action = learner.shapes.longest
-    with_grad = empty_batch(rows, learner.shapes, ("score_grad",), length=length, action=action)
+    with_grad = batch_shapes(rows, learner.shapes, {"score_grad": ()}, length=length, action=action)
 
     def of_tokens(state: TrainState, _: Any) -> tuple[Any, ...]:
         return state.scorer.params["trunk"], batch
@@ -196,11 +199,11 @@ def _scorer_programs(
 def _turn_programs(learner: Learner, rows: SegmentBatch, length: int) -> Iterator[SweepProgram]:
     """The passes of an update: its steps, and the scoring pass and the refresh around them."""
     shapes, kinds = learner.shapes, learner.kinds
-    batch = empty_batch(rows, shapes, learner.per_token, length=length, action=shapes.action)
+    batch = batch_shapes(rows, shapes, learner.per_token, length=length, action=shapes.action)
     numbers_N = _on_device(learner, (rows.trajectories,))
     refresh_batch = None
     if learner.fused:
-        refresh_batch, _ = make_refresh_batch(rows, empty_layout(length), [], shapes, [])
+        refresh_batch = refresh_shapes(rows, shapes, length)
         if learner.loss_config.old_is_current:  # the step before leaves them on the device
             old_logp_PA = _on_device(learner, refresh_batch.old_logp_PA.shape)
             refresh_batch = refresh_batch._replace(old_logp_PA=old_logp_PA)

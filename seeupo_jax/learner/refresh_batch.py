@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,7 +10,14 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from seeupo_jax.learner.batching import ActionSpan, Layout, SegmentBatch, Shapes, TargetSlots
+from seeupo_jax.learner.batching import (
+    ActionSpan,
+    Layout,
+    SegmentBatch,
+    Shapes,
+    TargetSlots,
+    check_slots,
+)
 
 
 class RefreshBatch(NamedTuple):
@@ -77,6 +85,34 @@ def make_refresh_batch(
     return batch, remaining
 
 
+def refresh_shapes(rows: SegmentBatch, shapes: Shapes, length: int) -> RefreshBatch:
+    """Shape structs of the refresh of a step in rows of a length; see `make_refresh_batch`.
+
+    Nothing is allocated, as by `batch_shapes`.
+
+    Raises:
+      ValueError: more tokens than int32 counts.
+    """
+    MQRC, PA = _chunk_shape(shapes, length), (shapes.spans(), shapes.action)
+    check_slots(math.prod(MQRC[:3]), shapes.chunk)
+    struct = jax.ShapeDtypeStruct
+    return RefreshBatch(
+        *(struct(MQRC, np.int32),) * 6,
+        slot_PA=struct(PA, np.int32),
+        mask_PA=struct(PA, np.float32),
+        trajectory_P=struct(PA[:1], np.int32),
+        old_logp_PA=struct(PA, np.float32),
+        chunks_M=struct(MQRC[:1], np.int32),
+        expert_MQRCG=None if rows.experts is None else rows.experts.struct(*MQRC),
+    )
+
+
+def _chunk_shape(shapes: Shapes, length: int, rows: int = 0) -> tuple[int, int, int, int]:
+    """[M, Q, R, C] of the chunks of a step with so many rows of a length."""
+    C = shapes.chunk
+    return shapes.microbatches(length, rows), 1 + 2 * (length // C), shapes.rows, C
+
+
 def _continued(
     rows: SegmentBatch, spans: Sequence[ActionSpan], previous: Sequence[ActionSpan]
 ) -> dict[int, int]:
@@ -96,11 +132,10 @@ class _Chunks:
     """The chunks [M, Q, R, C] of a step's rows: each row's are filled one after the other."""
 
     def __init__(self, shapes: Shapes, layout: Layout, rows: SegmentBatch):
-        C, R = shapes.chunk, shapes.rows
-        M, Q = shapes.microbatches(layout.length, len(layout.forest.tokens)), layout.length // C
-        self._shape, self._layout, self._rows = (M, 1 + 2 * Q, R, C), layout, rows
+        self._shape = M, Q, R, C = _chunk_shape(shapes, layout.length, len(layout.forest.tokens))
+        self._layout, self._rows = layout, rows
         self._experts = None if rows.experts is None else rows.experts.unknown(*self._shape)
-        self._predicted = TargetSlots(M * (1 + 2 * Q) * R, C)
+        self._predicted = TargetSlots(M * Q * R, C)
         self._tokens, self._depth, self._at = (np.zeros(self._shape, np.int32) for _ in range(3))
         self._end = np.tile(np.arange(1, C + 1, dtype=np.int32), (*self._shape[:3], 1))
         self._used: Counter[int] = Counter()  # tokens of each row, spaces at chunks' ends included

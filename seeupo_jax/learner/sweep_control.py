@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from seeupo_jax.learner.batching import SegmentBatch, action_spans
+from seeupo_jax.learner.batching import TOKEN_DTYPES, SegmentBatch, action_spans
 from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.expert_record import ExpertRecord
 from seeupo_jax.learner.sweep_metrics import host_metrics
@@ -134,16 +134,17 @@ def stopped_arrays(learner: Learner, state: Any, trajectories: Sequence[Trajecto
     """The structure of `SweepStopped.arrays`, to load them; `state` may be shapes."""
     rows = learner.rows(trajectories)
 
-    def shape(size: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((size,), np.float32, sharding=learner.replicated)
+    def shape(*sizes: int, dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(sizes, dtype, sharding=learner.replicated)
 
-    tokens = sum(map(len, rows.tokens))
-    named = {name: shape(tokens) for name in _stored(learner)}
+    tokens, own = sum(map(len, rows.tokens)), learner.per_token
+    named = {
+        name: shape(tokens, *own.get(name, ()), dtype=TOKEN_DTYPES.get(name, np.float32))
+        for name in _stored(learner)
+    }
     if _records(learner):
         routing = learner.routing
-        named["expert"] = jax.ShapeDtypeStruct(
-            (tokens, routing.size), routing.dtype, sharding=learner.replicated
-        )
+        named["expert"] = shape(tokens, routing.size, dtype=routing.dtype)
     return {"state": state, "cumulative_ratio_N": shape(rows.trajectories)} | named
 
 

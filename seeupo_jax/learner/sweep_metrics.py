@@ -168,6 +168,7 @@ def _over(counted: str) -> Callable[[Sequence[Mapping[str, float]], str], float]
 REDUCTIONS: dict[str, Callable[[Sequence[Mapping[str, float]], str], float]] = {
     "sum / actions": _over("actions"),
     "sum / replayed": _over("replayed"),
+    "sum / taught": _over("taught"),
     "mean of steps": lambda steps, name: float(np.mean([step[name] for step in steps])),
     "sum": lambda steps, name: sum(step[name] for step in steps),
     "max": lambda steps, name: max(step[name] for step in steps),

@@ -99,10 +99,11 @@ def begin_sweep(
     )
     credit, shares = assign_credit(arrays)
     if "teacher" in kinds:
-        teacher_logp = score_by_teachers(learner, train, ref_params, rows, labels)
-        scored = initial["trainer_logp"], teacher_logp
+        teacher = score_by_teachers(learner, train, ref_params, rows, labels)
+        scored = initial["trainer_logp"], teacher.logp
         advantage = add_teaching(arrays, learner.teaching, *scored, credit["advantage"])
         credit, metrics = credit | {"advantage": advantage}, metrics | teacher_kl(rows, *scored)
+        per_token |= teacher.of_loss
     per_token, metrics = per_token | credit, metrics | shares
     if "value" in kinds:
         metrics["sweep/explained_variance"] = _explained_variance(unmasked, per_token)

@@ -63,8 +63,9 @@ def learned_nothing(lines: Sequence[Mapping[str, Any]]) -> list[str]:
 def _idle(lines: Sequence[Mapping[str, Any]]) -> str | None:
     """Groups that were all equal, or gradients that were all zero, in every iteration."""
     count = sum("sweep/turns" in line for line in lines)
-    signals = [line["rollout/no_signal_fraction"] for line in lines if _NO_SIGNAL in line]
-    if signals and all(share == 1 for share in signals):
+    signals = [line[_NO_SIGNAL] for line in lines if _NO_SIGNAL in line]
+    taught = any("sweep/teacher_kl" in line for line in lines)  # learns from equal rewards, too
+    if signals and not taught and all(share == 1 for share in signals):
         return (
             f"{_NO_SIGNAL} was 1 in all {len(signals)} iterations: the rewards of every group were"
             " equal, so no episode was better than another of its task."

@@ -42,14 +42,22 @@ def arrange(sizes: Mapping[str, int], devices: Sequence[jax.Device]) -> np.ndarr
     by_process = sorted(devices, key=lambda device: device.process_index)  # stable
     if devices[0].platform != "tpu":
         return _array(by_process).reshape(shape)
-    slices = _groups(by_process, _slice_of)
+    slices = _groups(by_process, slice_of)
     outer = _over_slices(sizes, len(slices), len(devices) // len(slices))
     return _nest(outer, [_arrange_slice(_divide(shape, outer), members) for members in slices])
 
 
-def _slice_of(device: jax.Device) -> int:
+def slice_of(device: jax.Device) -> int:
+    """The TPU slice that a device belongs to; 0 where there is one only, and elsewhere."""
     index = getattr(device, "slice_index", None)  # absent where there is one slice only
-    return 0 if index is None else index
+    return index if device.platform == "tpu" and index is not None else 0
+
+
+def slice_block(devices: Sequence[jax.Device]) -> int:
+    """The largest n for which each n consecutive devices, cut from the first on, share a slice."""
+    slices = [slice_of(device) for device in devices]
+    borders = (i for i in range(1, len(slices)) if slices[i] != slices[i - 1])
+    return math.gcd(len(slices), *borders)
 
 
 def _over_slices(sizes: Mapping[str, int], slices: int, each: int) -> tuple[int, ...]:

@@ -17,8 +17,8 @@ from seeupo_jax.parallel.side_channel import the_channel
 _MAX, _GATHER, _BROADCAST = range(3)  # kinds of exchanges
 
 
-def local_row_shards(mesh: jax.sharding.Mesh) -> list[int]:
-    """Which of the parts that rows are cut into lie on this process's devices.
+def row_shard_owners(mesh: jax.sharding.Mesh) -> list[int]:
+    """The process on whose devices each of the parts lies that rows are cut into.
 
     Raises:
       ValueError: a part lies on devices of several processes.
@@ -35,7 +35,7 @@ def local_row_shards(mesh: jax.sharding.Mesh) -> list[int]:
             f" {mesh.shape['tensor']}, which spreads the devices of a row over several processes;"
             f" allowed: a size within the {jax.local_device_count()} devices of one."
         )
-    return sorted(shard for shard, (owner,) in owners.items() if owner == jax.process_index())
+    return [owner for _, (owner,) in sorted(owners.items())]
 
 
 def to_global(tree: Any, where: NamedSharding | None) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.parallel.devices import arrange
+from seeupo_jax.parallel.devices import arrange, slice_block
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -60,19 +60,28 @@ def make_mesh(sizes: schema.Mesh, devices: Sequence[jax.Device] | None = None) -
 def sampler_mesh(training: jax.sharding.Mesh, sizes: schema.Mesh | None) -> jax.sharding.Mesh:
     """The sampler's layout of the trainer's devices, which one program can share with it.
 
-    Its devices are in the same order, read row by row.
+    Its devices are in the same order, read row by row. Only `data` lies across TPU slices: a decode
+    step communicates along every other axis, and between slices is only the data-centre network.
 
     Args:
       sizes: `config.rollout.mesh`; None: the trainer's, with `context` as a part of `data`, since
-        a few new tokens per row are nothing to cut.
+        a few new tokens per row are nothing to cut, and with the part of `fsdp` that lies across
+        slices as a part of `data`.
 
     Raises:
-      ValueError: sizes that do not fit the devices, or a `context` above 1.
+      ValueError: sizes that do not fit the devices, a `context` above 1, or another axis than
+        `data` across slices.
     """
+    block = slice_block(list(training.devices.flat))
     if sizes is None:
         shape = dict(training.shape)
         shape["data"] *= shape["context"]
         shape["context"] = 1
+        within = math.gcd(shape["fsdp"], block // (shape["expert"] * shape["tensor"]))
+        if within < shape["fsdp"]:
+            _log_fsdp_within_slices(shape["fsdp"], within)
+        shape["data"] *= shape["fsdp"] // within
+        shape["fsdp"] = within
     else:
         shape = _whole_sizes(sizes, training.size, "config.rollout.mesh")
     if shape["context"] > 1:
@@ -80,7 +89,26 @@ def sampler_mesh(training: jax.sharding.Mesh, sizes: schema.Mesh | None) -> jax.
             f"config.rollout.mesh.context: got {shape['context']}; allowed: 1, since a decode pass"
             " has one new token per row."
         )
+    inner = [axis for axis in AXES[1:] if axis != "context"]
+    replica = math.prod(shape[axis] for axis in inner)
+    if block % replica:
+        got = " x ".join(f"{axis}={shape[axis]}" for axis in inner)
+        raise ValueError(
+            f"config.rollout.mesh: got {got}, a product of {replica} that lies across slices, so"
+            " that every decode step would communicate over the data-centre network; allowed: a"
+            f" product that divides {block}, and `data` for the rest."
+        )
     return _mesh(training.devices.reshape(tuple(shape.values())))
+
+
+@functools.cache
+def _log_fsdp_within_slices(fsdp: int, within: int) -> None:
+    _LOGGER.info(
+        "The sampler has fsdp=%d instead of the trainer's %d, and more data: fsdp lies across TPU"
+        " slices, and a decode step does not communicate between them.",
+        within,
+        fsdp,
+    )
 
 
 def _whole_sizes(sizes: schema.Mesh, devices: int, key: str) -> dict[str, int]:

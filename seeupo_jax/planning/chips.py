@@ -28,6 +28,9 @@ class Chip:
     chips_per_host: of a slice of several hosts, as the compiler lays it out.
     devices: that jax shows for it.
     dims: dimensions of the torus. largest: chips of the largest slice.
+    compute_efficiency: share of `peak_flops` that published training runs reach (MFU).
+    memory_efficiency: share of `hbm_bandwidth` that programs bound by memory are assumed to reach.
+      Both are 1 where the peaks were themselves measured.
     """
 
     name: str
@@ -40,6 +43,8 @@ class Chip:
     devices: int
     dims: int
     largest: int
+    compute_efficiency: float = 1.0
+    memory_efficiency: float = 1.0
 
 
 # Google Cloud's pages "TPU v4", "TPU v5e", "TPU v5p", "TPU v6e" and "TPU7x (Ironwood)",
@@ -48,14 +53,19 @@ class Chip:
 # v4 they give none: 50 GB/s a link, six links (Jouppi et al., arXiv:2304.01433). The data centre
 # network: per chip for v5p, v6e and tpu7x; v5e's 6.4 Tb/s a pod of 256; v4's is not published,
 # taken as v5p's. Where pages differ (v5e 800 or 819, v6e 1600 or 1638 GB/s) the later one counts.
+# Efficiency: MFU of dense models as MaxText publishes it (github.com/AI-Hypercomputer/maxtext,
+# August 2026: src/maxtext/configs/tpu/{v4,v5e,v5p}/README.md, docs/reference/models/tiering.md):
+# v4 53 to 59%, v5e 46 to 67%, v5p 52 to 71% (on one slice of up to 512B parameters, 64 to 71%),
+# v6e 39 to 50%. Here is what a well-tuned run reaches, not the best of them. For tpu7x none was
+# found: v6e's. For decoding none was found for any TPU: 60% of the bandwidth is an assumption.
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v4", 32 * GIB, 275e12, 1200 * GB, 300 * GB, 6.25 * GB, 4, 1, 3, 4096),
-        Chip("v5e", 16 * GIB, 197e12, 800 * GB, 200 * GB, 3.125 * GB, 4, 1, 2, 256),
-        Chip("v5p", 95 * GIB, 459e12, 2765 * GB, 600 * GB, 6.25 * GB, 4, 1, 3, 6144),
-        Chip("v6e", 32 * GIB, 918e12, 1638 * GB, 400 * GB, 12.5 * GB, 4, 1, 2, 256),
-        Chip("tpu7x", 192 * GIB, 2307e12, 7380 * GB, 600 * GB, 12.5 * GB, 4, 2, 3, 9216),
+        Chip("v4", 32 * GIB, 275e12, 1200 * GB, 300 * GB, 6.25 * GB, 4, 1, 3, 4096, 0.55, 0.6),
+        Chip("v5e", 16 * GIB, 197e12, 800 * GB, 200 * GB, 3.125 * GB, 4, 1, 2, 256, 0.6, 0.6),
+        Chip("v5p", 95 * GIB, 459e12, 2765 * GB, 600 * GB, 6.25 * GB, 4, 1, 3, 6144, 0.6, 0.6),
+        Chip("v6e", 32 * GIB, 918e12, 1638 * GB, 400 * GB, 12.5 * GB, 4, 1, 2, 256, 0.45, 0.6),
+        Chip("tpu7x", 192 * GIB, 2307e12, 7380 * GB, 600 * GB, 12.5 * GB, 4, 2, 3, 9216, 0.45, 0.6),
     )
 }
 # Slices of chips with a flat torus; those with a deep one are small, or made of cubes.

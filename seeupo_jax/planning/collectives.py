@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from seeupo_jax.planning.hlo import Trips, parse
+from seeupo_jax.planning.hlo import Instruction, Trips, parse
 
 # Bytes that a device of a group of g receives, as a share of its operand's bytes. On a ring each
 # part of an all-reduce goes round twice: once to be summed, once to be sent to all.
@@ -22,6 +22,14 @@ _RECEIVED: dict[str, Callable[[int], float]] = {
 }
 
 
+# How XLA for TPU writes the part of a collective that goes between slices: the hosts send it. Its
+# target begins with the slices of a group, or it is pairs of devices.
+_BETWEEN_SLICES = re.compile(
+    r'_xla_megascale_target="?\{([\d,]*).*?_xla_megascale_transfer_type="(\w+)"'
+)
+SLICES = "slices"  # stands for the mesh axes of such a part
+
+
 def received(kind: str, group: int) -> float:
     """Bytes that a device of a group receives, as a share of its operand's bytes, on a ring."""
     return _RECEIVED[kind](group)
@@ -32,7 +40,8 @@ class Collective:
     """One collective operation of a program.
 
     kind: all-gather | reduce-scatter | all-reduce | all-to-all | collective-permute.
-    axes: the mesh axes that its groups run along, in the mesh's order.
+    axes: the mesh axes that its groups run along, in the mesh's order; `SLICES` alone: it goes
+      between slices, over the data-centre network.
     group: devices that these axes hold.
     bytes: that a device receives each time it runs, on a ring.
     count: how often it runs in one execution of the program.
@@ -78,15 +87,33 @@ def collectives(
     for computation, runs in module.runs(unknown_trips).items():
         scattered = computation.startswith("all-reduce-scatter")
         for instruction in module.computations[computation].values():
-            kind = instruction.op.removesuffix("-start")
-            if kind not in _RECEIVED:
+            kind, axes, group = _exchange(instruction, mesh_shape)
+            if kind is None:
                 continue
             kind = "reduce-scatter" if scattered and kind == "all-reduce" else kind
-            axes, group = _span(_groups(instruction.rest, mesh_shape), mesh_shape)
             size = module.operand_bytes(computation, instruction) * received(kind, group)
             scope = module.scope(computation, instruction)
             operations.append(Collective(kind, axes, group, size, runs, scope))
     return operations
+
+
+def _exchange(
+    instruction: Instruction, mesh_shape: Mapping[str, int]
+) -> tuple[str | None, tuple[str, ...], int]:
+    """The kind of a collective, its axes and the size of a group; no kind: it is no collective."""
+    kind = instruction.op.removesuffix("-start")
+    if kind in _RECEIVED:
+        return kind, *_span(_groups(instruction.rest, mesh_shape), mesh_shape)
+    between = _BETWEEN_SLICES.search(instruction.rest) if kind == "send" else None
+    if between is None:
+        return None, (), 0
+    kind = between[2].lower().replace("_", "-")
+    # One of another name moves its operand once from device to device, as a permutation does.
+    return (
+        kind if kind in _RECEIVED else "collective-permute",
+        (SLICES,),
+        len(between[1].split(",")) if between[1] else 2,
+    )
 
 
 def by_kind_and_axis(operations: Sequence[Collective]) -> list[Traffic]:

@@ -18,7 +18,7 @@ Shape = tuple[str, tuple[int, ...]]  # HLO's name of a type (f32, bf16, ...), an
 _COMPUTATION = re.compile(r"^(ENTRY )?%(\S+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%(\S+) = (\(.*?\)|\S+) ([a-z][\w-]*)\((.*?)\)(.*)$")
 _SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
-_CALLED = re.compile(r"\b(calls|to_apply|body|branch_computations)=(\{[^}]*\}|%[^\s,]+)")
+_CALLED = re.compile(r"\b(calls|to_apply|body|condition|branch_computations)=(\{[^}]*\}|%[^\s,]+)")
 _TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _SCOPE = re.compile(r'op_name="([^"]*)"')
 _COPIES = ("copy", "bitcast", "copy-start", "copy-done")
@@ -190,6 +190,8 @@ def parse(text: str) -> Module:
 def array_bytes(shape: Shape) -> int:
     """Bytes of an array without what a layout adds to it."""
     dtype, dims = shape
+    if dtype == "token":  # only orders instructions
+        return 0
     bits = re.search(r"\d+", dtype)
     return math.prod(dims) * (int(bits[0]) if bits else 8) // 8
 

@@ -35,7 +35,8 @@ class RematPlan:
     standing: bytes that a step holds at any level: state, reference policy, gradients.
     activations: of one microbatch, by the choices there are, the least recomputation first.
     allowed: for a step; None: unknown.
-    replayed: experts that a step's routers are given.
+    replayed: experts that a step's routers are given. taught: teachers' likeliest tokens, and their
+      log-probabilities, that a step reads.
     sampling: parameters and cache that sample the next iteration meanwhile (`rollout_ahead`).
     """
 
@@ -44,6 +45,7 @@ class RematPlan:
     allowed: int | None
     replayed: int = 0
     sampling: int = 0
+    taught: int = 0
 
     @property
     def selected(self) -> str:
@@ -58,7 +60,7 @@ class RematPlan:
 
     def needed(self, name: str) -> int:
         """Bytes that a step needs with this choice."""
-        held = self.standing + self.replayed + self.sampling
+        held = self.standing + self.replayed + self.taught + self.sampling
         return held + self.activations[self.same_as(name)]
 
     def __str__(self) -> str:
@@ -141,7 +143,8 @@ def plan_remat(
     share = _SHARES.get(platform, SHARE) if share is None else share
     allowed = memory_bytes and int(share * memory_bytes)
     sampling = _sampling_bytes(config, policy, params, sampler) if config.rollout_ahead else 0
-    return RematPlan(standing, activations, allowed, _replayed_bytes(config, mesh, arch), sampling)
+    read = _replayed_bytes(config, mesh, arch), sampling, _taught_bytes(config, mesh)
+    return RematPlan(standing, activations, allowed, *read)
 
 
 def _replayed_bytes(config: Config, mesh: jax.sharding.Mesh, arch: Architecture) -> int:
@@ -153,6 +156,17 @@ def _replayed_bytes(config: Config, mesh: jax.sharding.Mesh, arch: Architecture)
     refreshed = (1 + 2 * (length // chunk)) * chunk  # as `RefreshBatch` has room for
     tokens = shapes.microbatches(length) * shapes.rows * (length + refreshed)
     return tokens * arch.routing.size * arch.routing.dtype.itemsize
+
+
+def _taught_bytes(config: Config, mesh: jax.sharding.Mesh) -> int:
+    """Bytes of teachers' likeliest tokens of a step's longest rows: all microbatches, on every
+    device."""
+    if config.teacher.top_k is None:
+        return 0
+    shapes = build.build_shapes(config, mesh, config.rollout.trajectories)
+    length = shapes.lengths[-1]
+    each = 4 * (2 * config.teacher.top_k + 1)  # int32 and float32
+    return shapes.microbatches(length) * shapes.rows * length * each
 
 
 def _sampling_bytes(config: Config, policy: build.Policy, params: Any, platform: str | None) -> int:

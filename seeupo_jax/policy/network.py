@@ -16,13 +16,20 @@ from seeupo_jax.parallel.mesh import RULES, axis_parts, per_shard
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.kernels.attention import KeyValues
 from seeupo_jax.policy.kernels.derivatives import RECOMPUTE
+from seeupo_jax.policy.token_statistics import (
+    STATISTICS,
+    UNLIKELY,
+    ChunkSoftmax,
+    TopTokens,
+    forward_kl_from,
+    top_tokens,
+)
 from seeupo_jax.policy.transformer import Computed, Transformer
 from seeupo_jax.types import NO_TARGET
 
 # Logits that a device holds at once: 2**24 float32 are 64 MiB. Tokens come in chunks of at most
 # these, and of few tokens, since a chunk without a target is skipped.
 LOGITS_AT_ONCE, TOKENS_AT_ONCE = 2**24, 128
-_UNLIKELY = -1e30  # a logit of probability 0, and finite: of two the difference is 0
 VOCAB, LENGTH = RULES["vocab"], RULES["length"]
 ADAPTER = "lora_"  # how the names of adapters' parameters begin
 
@@ -179,6 +186,52 @@ def token_logp_and_statistics(
     return _predict(network, params, hidden_RAD, target_RA, temperature, *names)
 
 
+def token_logp_and_forward_kl(
+    network: Network,
+    params: Any,
+    hidden_RAD: jax.Array,
+    target_RA: jax.Array,
+    teacher_top_RAK: jax.Array,
+    teacher_top_logp_RAJ: jax.Array,
+    *,
+    temperature: float,
+    entropy: bool = False,
+) -> tuple[jax.Array, ...]:
+    """`token_logp`, any entropy, and the forward KL divergence from a teacher of each distribution.
+
+    Args:
+      teacher_top_RAK, teacher_top_logp_RAJ: as of `token_logp_and_top`, or `UNTAUGHT`.
+
+    Returns: float32 [R, A] each; the divergence is `distillation.forward_kl` over the K tokens and
+      all others.
+    """
+    names = ("entropy",) if entropy else ()
+    teacher = (teacher_top_RAK, teacher_top_logp_RAJ)
+    return _predict(network, params, hidden_RAD, target_RA, temperature, *names, teacher=teacher)
+
+
+def token_logp_and_top(
+    network: Network,
+    params: Any,
+    hidden_RAD: jax.Array,
+    target_RA: jax.Array,
+    *,
+    temperature: float,
+    count: int,
+    among: Architecture,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`token_logp`, and the likeliest tokens of the distribution that each is of.
+
+    Args:
+      count: K. among: the architecture whose tokens they are chosen from; it has more than K.
+
+    Returns: float32 [R, A]; int32 [R, A, K], the likeliest first; float32 [R, A, K + 1], their
+      log-probabilities, and as the last that of all other tokens together.
+    """
+    top = TopTokens(count, among)
+    return _predict(network, params, hidden_RAD, target_RA, temperature, top=top)
+
+
 def _predict(
     network: Network,
     params: Any,
@@ -186,14 +239,18 @@ def _predict(
     target_RA: jax.Array,
     temperature: float,
     *statistics: str,
+    teacher: tuple[jax.Array, ...] = (),
+    top: TopTokens | None = None,
 ) -> tuple[jax.Array, ...]:
+    """`token_logp`, and what `_chunk_logp` finds besides, in its order."""
     predict = functools.partial(
-        _chunk_logp, network.arch, temperature, axis_parts("vocab") > 1, statistics
+        _chunk_logp, network.arch, temperature, axis_parts("vocab") > 1, statistics, top
     )
     local = functools.partial(_token_logp, predict)
     tokens = ("rows", "length")
-    run = per_shard(local, [(*tokens, "embed"), tokens, ("vocab", "embed")], tokens)
-    return run(hidden_RAD, target_RA, network.bind(params).head_VD(hidden_RAD.dtype))
+    inputs = [(*tokens, "embed"), tokens, ("vocab", "embed"), *((*tokens, None) for _ in teacher)]
+    run = per_shard(local, inputs, tokens)
+    return run(hidden_RAD, target_RA, network.bind(params).head_VD(hidden_RAD.dtype), *teacher)
 
 
 def _token_logp(
@@ -201,19 +258,27 @@ def _token_logp(
     hidden_RAD: jax.Array,
     target_RA: jax.Array,
     head_VD: jax.Array,
+    *teacher: jax.Array,
 ) -> tuple[jax.Array, ...]:
     """`token_logp` on one device, by `predict` of one chunk of tokens after the other."""
-    (R, A, D), V = hidden_RAD.shape, head_VD.shape[0]
+    (R, A, _), V = hidden_RAD.shape, head_VD.shape[0]
     at_once = max(1, min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // V))
     chunks = -(-R * A // at_once)
     chunk = -(-R * A // chunks)  # of equal size: less than one token per chunk is padding
     pad = chunks * chunk - R * A
-    hidden_CXD = jnp.pad(hidden_RAD.reshape(R * A, D), ((0, pad), (0, 0))).reshape(chunks, chunk, D)
+
+    def chunked(x_RAE: jax.Array) -> jax.Array:
+        """A row [E] of numbers of every token, by chunk."""
+        x_XE = jnp.pad(x_RAE.reshape(R * A, -1), ((0, pad), (0, 0)))
+        return x_XE.reshape(chunks, chunk, x_XE.shape[1])
+
     target_CX = jnp.pad(target_RA.reshape(R * A), (0, pad), constant_values=NO_TARGET)
     # The chunks' gradients are summed in float32, whatever the products' dtype.
     wide_VD = head_VD.astype(jnp.float32)
-    out = _by_chunk(predict, wide_VD, hidden_CXD, target_CX.reshape(chunks, chunk))
-    return tuple(x.reshape(-1)[: R * A].reshape(R, A) for x in out)
+    of_tokens = chunked(hidden_RAD), target_CX.reshape(chunks, chunk), tuple(map(chunked, teacher))
+    out = _by_chunk(predict, wide_VD, *of_tokens)
+    whole = (x.reshape(-1, *x.shape[2:])[: R * A] for x in out)
+    return tuple(x.reshape(R, A, *x.shape[1:]) for x in whole)
 
 
 def _chunk_logp(
@@ -221,14 +286,17 @@ def _chunk_logp(
     temperature: float,
     cut: bool,
     statistics: tuple[str, ...],
+    top: TopTokens | None,
     wide_VD: jax.Array,
     hidden_XD: jax.Array,
     target_X: jax.Array,
+    teacher: tuple[jax.Array, ...],
 ) -> tuple[jax.Array, ...]:
     """`token_logp` of tokens whose logits are held at once, and statistics of their distributions.
 
     cut: other devices have the rest of the vocabulary. statistics: none, `entropy`, or that and
-      `collision`.
+      `collision`. teacher: of which the divergence is found after these, or nothing. top: the
+      likeliest tokens that are found at last; None: none.
     """
     V = wide_VD.shape[0]
     word_V = jnp.arange(V) + (jax.lax.axis_index(VOCAB) * V if cut else 0)
@@ -241,26 +309,23 @@ def _chunk_logp(
     logits, unassigned_V = arch.logits(product) / temperature, None
     if arch.unassigned:
         unassigned_V = jnp.asarray(arch.unassigned_V())[word_V]
-        logits = jnp.where(unassigned_V[None, :], _UNLIKELY, logits)
+        logits = jnp.where(unassigned_V[None, :], UNLIKELY, logits)
     of_target = jnp.where(target_X[:, None] == word_V[None, :], logits, 0).sum(axis=1)
     peak = over_parts(jax.lax.pmax, jax.lax.stop_gradient(logits.max(axis=1)))
     total = over_parts(jax.lax.psum, jnp.exp(logits - peak[:, None]).sum(axis=1))
     logp_X = over_parts(jax.lax.psum, of_target) - peak - jnp.log(total)
-    if not statistics:
+    if not (statistics or teacher or top):
         return (logp_X,)
     # Behind a barrier: fusion with the above would change the log-probability's last bit.
     product, peak, total = jax.lax.optimization_barrier((product, peak, total))
     below = arch.logits(product) / temperature - peak[:, None]
-    if unassigned_V is not None:  # adds 0 below, and nothing to the gradient
-        below = jnp.where(unassigned_V[None, :], 0.0, below)
-    mean_X = over_parts(jax.lax.psum, (jnp.exp(below) * below).sum(axis=1)) / total
-    found = (logp_X, jnp.log(total) - mean_X)
-    if "collision" not in statistics:
-        return found
-    powers = jnp.exp(2.0 * below)
-    if unassigned_V is not None:
-        powers = jnp.where(unassigned_V[None, :], 0.0, powers)
-    return *found, over_parts(jax.lax.psum, powers.sum(axis=1)) / total**2
+    softmax = ChunkSoftmax(below, total, unassigned_V, word_V, VOCAB if cut else None)
+    found = [logp_X, *(STATISTICS[name](softmax) for name in statistics)]
+    if teacher:
+        found.append(forward_kl_from(softmax, *teacher))
+    if top is not None:
+        found += top_tokens(softmax, top, arch.vocab_size)
+    return tuple(found)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -269,6 +334,7 @@ def _by_chunk(
     wide_VD: jax.Array,
     hidden_CXD: jax.Array,
     target_CX: jax.Array,
+    teacher_CX: tuple[jax.Array, ...],
 ) -> tuple[jax.Array, ...]:
     """`predict` of one chunk after the other; 0, without work, for chunks without a target.
 
@@ -276,7 +342,7 @@ def _by_chunk(
     for every chunk, also zeros. A sweep of a small model on CPU took 4% longer.
     """
 
-    def of_chunk(chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+    def of_chunk(chunk: tuple[Any, ...]) -> tuple[jax.Array, ...]:
         shapes = jax.eval_shape(predict, wide_VD, *chunk)
 
         def zeros(*_: Any) -> tuple[jax.Array, ...]:
@@ -284,7 +350,7 @@ def _by_chunk(
 
         return jax.lax.cond(_any(chunk[1]), predict, zeros, wide_VD, *chunk)
 
-    return jax.lax.map(of_chunk, (hidden_CXD, target_CX))
+    return jax.lax.map(of_chunk, (hidden_CXD, target_CX, teacher_CX))
 
 
 def _any(target_X: jax.Array) -> jax.Array:
@@ -292,27 +358,33 @@ def _any(target_X: jax.Array) -> jax.Array:
 
 
 def _by_chunk_forward(
-    predict: Callable[..., tuple[jax.Array, ...]], *arrays: CustomVJPPrimal
+    predict: Callable[..., tuple[jax.Array, ...]],
+    wide_VD: CustomVJPPrimal,
+    hidden_CXD: CustomVJPPrimal,
+    target_CX: CustomVJPPrimal,
+    teacher_CX: tuple[CustomVJPPrimal, ...],
 ) -> tuple[tuple[jax.Array, ...], tuple[Any, ...]]:
-    values = [x.value for x in arrays]
+    arrays = wide_VD.value, hidden_CXD.value, target_CX.value, tuple(x.value for x in teacher_CX)
     # A frozen head (of a policy with adapters) has no derivative.
-    return _by_chunk(predict, *values), (*values, () if arrays[0].perturbed else None)
+    return _by_chunk(predict, *arrays), (*arrays, () if wide_VD.perturbed else None)
 
 
 def _by_chunk_backward(
     predict: Callable[..., tuple[jax.Array, ...]],
     residuals: tuple[Any, ...],
     d_out: tuple[Any, ...],
-) -> tuple[jax.Array | None, jax.Array, None]:
-    wide_VD, hidden_CXD, target_CX, trains = residuals
+) -> tuple[jax.Array | None, jax.Array, None, None]:
+    wide_VD, hidden_CXD, target_CX, teacher_CX, trains = residuals
 
     def zero(d: Any) -> jax.Array:
         return jnp.zeros(d.shape, d.dtype) if isinstance(d, SymbolicZero) else d
 
-    def work(d_wide_VD: Any, hidden_XD: jax.Array, target_X: jax.Array, d_out: Any) -> Any:
+    def work(
+        d_wide_VD: Any, hidden_XD: jax.Array, target_X: jax.Array, teacher: Any, d_out: Any
+    ) -> Any:
 
         def of_chunk(wide_VD: jax.Array, hidden_XD: jax.Array) -> Any:
-            return predict(wide_VD, hidden_XD, target_X)
+            return predict(wide_VD, hidden_XD, target_X, teacher)
 
         with jax.named_scope(RECOMPUTE):
             if trains is None:
@@ -332,9 +404,9 @@ def _by_chunk_backward(
         return jax.lax.cond(_any(chunk[1]), work, idle, d_wide_VD, *chunk)
 
     start = None if trains is None else jnp.zeros_like(wide_VD)
-    chunks = hidden_CXD, target_CX, tuple(map(zero, d_out))
+    chunks = hidden_CXD, target_CX, teacher_CX, tuple(map(zero, d_out))
     d_wide_VD, d_hidden_CXD = jax.lax.scan(add, start, chunks)
-    return d_wide_VD, d_hidden_CXD, None
+    return d_wide_VD, d_hidden_CXD, None, None
 
 
 _by_chunk.defvjp(_by_chunk_forward, _by_chunk_backward, symbolic_zeros=True)

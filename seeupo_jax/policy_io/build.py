@@ -18,7 +18,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.shapes import Shapes, row_lengths
 from seeupo_jax.learner.sweep_plan import optimizer_steps
-from seeupo_jax.parallel.distributed import local_row_shards, place
+from seeupo_jax.parallel.distributed import place, row_shard_owners
 from seeupo_jax.parallel.mesh import (
     ROW_AXES,
     check_lengths,
@@ -100,7 +100,7 @@ def check_layout(config: Config, mesh: jax.sharding.Mesh) -> None:
     sampler = sampler_mesh(mesh, config.rollout.mesh)
     _check_heads(arch, sampler, "config.rollout.mesh")
     if jax.process_count() > 1:
-        local_row_shards(sampler)
+        row_shard_owners(sampler)
     plan_cache(arch, config.rollout, shards=row_shards(sampler), tensor=sampler.shape["tensor"])
 
 

@@ -8,11 +8,13 @@ from typing import Any
 import jax
 
 from seeupo_jax.algorithms.forks import EntropyForks
+from seeupo_jax.configuration.role_schema import policy_roles
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
 from seeupo_jax.envs.tool_formats.tool_format import ToolFormat
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.parallel.device_memory import free_memory
+from seeupo_jax.parallel.devices import slice_block
 from seeupo_jax.parallel.mesh import param_shardings, row_shards, sampler_mesh
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.files.template_knowledge import resolve_format
@@ -59,6 +61,7 @@ def build_engine(
         few=build.uses_few_shapes(config, made.mesh),
         records=config.algorithm.router_replay == "rollout",
         int8=rollout.quantize == "int8",
+        fixed_steps=slice_block(list(mesh.devices.flat)) < mesh.size,
         per_turn=per_turn,
         read_plan=choose_read_plan(arch, rollout, device.platform),
         constraints=build_constraints(config, made.tokenizer, arch.vocab_size, served=per_turn),
@@ -98,6 +101,8 @@ def plan_sampler(
         free_bytes=free_bytes,
         read_plan=choose_read_plan(made.network.arch, rollout, platform),
         per_turn=per_turn,
+        # A server has no episodes: each of its calls is a conversation.
+        conversations=1 if per_turn else max(1, len(policy_roles(config.roles))),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.loading import from_dict, to_dict
+from seeupo_jax.configuration.resume_fields import DECISION_OF, Decision
 from seeupo_jax.configuration.schema import Chat, Config
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.metrics.metrics_log import METRICS_FILE, read_metrics
@@ -40,8 +41,8 @@ def check_same_sweep(config: Config, iteration: int, saved: Mapping[str, Any], f
       folder: where it is saved.
 
     Raises:
-      ValueError: another algorithm, optimizer, balance of experts, or learning rate in this
-        iteration, or one of a version with other fields.
+      ValueError: another algorithm, optimizer, balance of experts, term of teachers, or learning
+        rate in this iteration, or one of a version with other fields.
     """
     now, usual = (plain(to_dict(each), finite=False) for each in (config, Config()))
     if unknown := sorted(saved["algorithm"].keys() - now["algorithm"].keys()):
@@ -51,8 +52,9 @@ def check_same_sweep(config: Config, iteration: int, saved: Mapping[str, Any], f
         )
     pairs = {
         f"{part}.{name}": (value, saved.get(part, {}).get(name, usual[part][name]))
-        for part in ("algorithm", "optimizer", "experts")
+        for part in ("algorithm", "optimizer", "experts", "teacher")
         for name, value in now[part].items()
+        if DECISION_OF[f"{part}.{name}"] is Decision.APPLIES
     }
     changed = [(field, *values) for field, values in pairs.items() if values[0] != values[1]]
     if not changed:  # then iterations are all that a schedule depends on

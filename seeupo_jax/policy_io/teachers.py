@@ -12,6 +12,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.teacher_schema import POLICY, REFERENCE, Teacher, is_server
 from seeupo_jax.learner.state_layout import to_pinned_host
 from seeupo_jax.learner.teacher import TeacherModel
+from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.policy_io import build
@@ -28,6 +29,7 @@ def load_teachers(config: Config, policy: build.Policy, *, shapes: bool) -> list
       ValueError: a model that cannot be read, or with other tokens than the policy's.
     """
     check_given(config)
+    check_top_k(config.teacher, policy.network.arch)
     teachers = list[TeacherModel]()
     hint: dict[str, Any] = {}
     if config.teacher.hint is not None and policy.tokenizer is not None and not shapes:
@@ -59,6 +61,15 @@ def check_given(config: Config) -> None:
             f"config.teacher.path: got {config.teacher.path} and coef={config.teacher.coef:g} with"
             " algorithm.advantage=zero; allowed: path, server or by_task, and a coef > 0,"
             " since nothing else is learned from."
+        )
+
+
+def check_top_k(teacher: Teacher, policy: Architecture) -> None:
+    """ValueError: the policy has too few tokens for any to be left beside the likeliest ones."""
+    if teacher.top_k is not None and teacher.top_k >= policy.tokens:
+        raise ValueError(
+            f"config.teacher.top_k: got {teacher.top_k} with a policy of {policy.tokens} tokens;"
+            f" allowed: 1 to {policy.tokens - 1}, which leaves one for all others."
         )
 
 
@@ -100,6 +111,8 @@ def check_teachers(config: Config, mesh: jax.sharding.Mesh, tokenizer: Tokenizer
       ValueError: one sentence with the teacher, what was got and what is allowed.
     """
     check_given(config)
+    if config.teacher.top_k is not None:
+        check_top_k(config.teacher, build.architecture_of(config, mesh))
     for label, path in config.teacher.places.items():
         field = field_of(config.teacher, label)
         if is_server(path):

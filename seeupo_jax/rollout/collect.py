@@ -12,6 +12,7 @@ from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.rollout.collection import Collection
 from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.rollout.episode import EpisodeRequest
+from seeupo_jax.rollout.episode_queue import deal_requests, queue_of
 from seeupo_jax.rollout.player import CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.trajectories.forks import new_turns
 from seeupo_jax.types import Segment, Trajectory
@@ -74,8 +75,10 @@ def prefetch(
     None where the host's episodes cannot begin before their collection; see `Host.prefetch`.
     """
     engine = worker.engine
-    local = [request for request in requests if engine.owns(request.group)][: engine.concurrency]
-    return worker.host.prefetch(worker, local, options, max_idle_s)
+    requests = deal_requests(requests, engine, forks=options.forks is not None)
+    queue = queue_of(engine, dict(enumerate(requests)))
+    first = [requests[key] for key in iter(queue.next, None)]
+    return worker.host.prefetch(worker, first, options, max_idle_s)
 
 
 def collect(
@@ -90,7 +93,8 @@ def collect(
     """Samples one trajectory per request, as many at a time as the engine and the host allow.
 
     With `options.forks` the requests are the roots of trees, and each branch adds a trajectory.
-    With several processes each plays the groups that its engine owns; all return all trajectories.
+    With several processes each plays the conversations that are dealt to its shards; all return all
+    trajectories.
 
     Args:
       prefetched: the result of `prefetch` for these requests and options, if it was called.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -16,6 +16,7 @@ from seeupo_jax.rollout.branching.candidates import CandidateEngine
 from seeupo_jax.rollout.branching.forking import Forks
 from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.rollout.episode import Episode, EpisodeRequest
+from seeupo_jax.rollout.episode_queue import deal_requests, own_shards, queue_of
 from seeupo_jax.rollout.player import STOP_POLL_S, CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.rollout.watch import Activity
 from seeupo_jax.trajectories.roles import without_frozen
@@ -38,13 +39,13 @@ class Collection:
         self._worker, self._engine, self._rewards = worker, worker.engine, worker.rewards
         self._player = worker.host.player(worker, options)
         self._options, self._on_finished = options, on_finished
-        local = [request for request in requests if worker.engine.owns(request.group)]
+        requests = deal_requests(requests, worker.engine, forks=options.forks is not None)
+        own = own_shards(worker.engine)
+        local = [request for request in requests if request.shard in own]
         self.forks = None if options.forks is None else Forks(options.forks, local)
         self._requests = {self._key(i, request): request for i, request in enumerate(requests)}
-        owned = (k for k, request in self._requests.items() if worker.engine.owns(request.group))
-        self._queued = deque(owned)
-        self._total = len(self._queued)
-        self._open: set[int] = set()
+        self._queue = queue_of(worker.engine, self._requests)
+        self._total = len(self._queue)
         self._unscored: dict[int, Episode] = {}  # finished, without the rewards of functions
         self.finished: dict[int, Trajectory] = {}
         self._failed = self._sampled = 0  # trajectories, and tokens of whole actions
@@ -52,11 +53,10 @@ class Collection:
 
     def adopt(self, prefetched: Prefetched) -> None:
         """Opens the first episodes, which were prefetched."""
-        queued, options = tuple(self._requests[key] for key in self._queued), prefetched.options
-        numbers = (self._options.seed, self._options.iteration)
+        options, numbers = prefetched.options, (self._options.seed, self._options.iteration)
         assert (options.seed, options.iteration) == numbers
-        assert prefetched.requests == queued[: len(prefetched.requests)]
-        keys = [self._next() for _ in prefetched.requests]
+        keys = [*itertools.islice(iter(self._queue.next, None), len(prefetched.requests))]
+        assert prefetched.requests == tuple(self._requests[key] for key in keys)
         self._player.adopt(keys, prefetched)
 
     def run(self) -> None:
@@ -75,7 +75,7 @@ class Collection:
         """The progress so far; any thread may call this."""
         return Activity(
             total=self._total,
-            active=len(self._open) + len(self._unscored),
+            active=len(self._queue.open) + len(self._unscored),
             stepping=self._player.stepping,
             finished=len(self.finished),
             failed=self._failed,
@@ -85,12 +85,11 @@ class Collection:
 
     def _step(self) -> Sequence[Action] | None:
         """Advances every episode that can; returns newly sampled actions, None at the end."""
-        while self._queued and self._player.room:
-            key = self._next()
+        while self._player.room and (key := self._queue.next()) is not None:
             self._player.open(key, self._requests[key])
         self._poll_player()
         self._poll_rewards()
-        unfinished = bool(self._open or self._queued or self._unscored)
+        unfinished = bool(self._queue.open or self._queue or self._unscored)
         actions = self._engine.step(unfinished, self._worker.stop())
         if self._candidates is not None:
             self.reward_s += self._candidates.take_waited_s()
@@ -99,12 +98,6 @@ class Collection:
     def _key(self, index: int, request: EpisodeRequest) -> int:
         """A request's key: its index or, with forks, one that any process gives it."""
         return index if self.forks is None else self.forks.key(request)
-
-    def _next(self) -> int:
-        """The key of the next episode, which is opened now."""
-        key = self._queued.popleft()
-        self._open.add(key)
-        return key
 
     def _poll_player(self) -> None:
         idle = not self._engine.busy
@@ -117,7 +110,7 @@ class Collection:
         self.environment_s += waited
         self.reset_s += waited if resetting else 0.0
         for key, episode in over:
-            self._open.remove(key)
+            self._queue.close(key)
             if self._rewards.functions and not episode.failed:
                 self._unscored[key] = episode
                 self._rewards.submit(key, episode.view(self._options.split))
@@ -127,7 +120,7 @@ class Collection:
     def _poll_rewards(self) -> None:
         if not self._unscored:
             return
-        idle = not (self._engine.busy or self._open or self._queued)
+        idle = not (self._engine.busy or self._queue.open or self._queue)
         began, max_reward = time.perf_counter(), self._worker.env.max_reward
         # The order in which episodes finish decides when their branches begin.
         waits = self.forks is not None and self._worker.rollout.deterministic
@@ -185,7 +178,7 @@ class Collection:
         if self.forks is not None:
             for branch in self.forks.finish(request, episode, trajectory, unchosen):
                 self._requests[self.forks.key(branch)] = branch
-                self._queued.append(self.forks.key(branch))
+                self._queue.add(self.forks.key(branch), branch.shard)
                 self._total += 1
 
     def _take(self, key: int, request: EpisodeRequest, trajectory: Trajectory) -> None:

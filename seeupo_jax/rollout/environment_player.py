@@ -269,6 +269,7 @@ class EnvironmentPlayer:
                 episode.tools,
                 view=functools.partial(self._view, episode),
                 role=episode.role,
+                shard=request.shard,
             )
         )
 

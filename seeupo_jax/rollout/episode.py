@@ -27,12 +27,14 @@ class EpisodeRequest:
 
     member: its number among the task's trajectories, which the task's groups divide.
     fork: the episode that it continues; None: it begins with its task.
+    shard: of the sampler's rows, which its conversation is dealt to; see `deal`.
     """
 
     task_id: str
     group: int
     member: int
     fork: Fork | None = None
+    shard: int = 0
 
     def episode_seed(self, *, seed: int, iteration: int) -> int:
         """Seed of its environment's random transitions, below 2**31 so that any generator takes it.

@@ -17,7 +17,7 @@ from seeupo_jax.agents.dialects.result_order import (
 from seeupo_jax.configuration.user_code import encodes
 from seeupo_jax.envs.base import Demonstration, Tool
 from seeupo_jax.envs.null_fields import NullCounts, drop_from_arguments, normal_tool
-from seeupo_jax.trajectories.json_lines import short
+from seeupo_jax.tasks.row_list import short
 
 ALLOWED = 'a JSON object with "messages", and perhaps "tools"'
 _ROLES = {

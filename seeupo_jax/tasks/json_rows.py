@@ -50,7 +50,7 @@ class JsonLines:
             raise changed(where, got) from None
         if _digest(line) != self._digests[index * _DIGEST : (index + 1) * _DIGEST]:
             raise changed(where, "another line than when the run first read it")
-        return _read_object(line, where, self._row_form)
+        return read_object(line, where, self._row_form)
 
     def where(self, index: int) -> str:
         return f"{self._field}: {self._path}, line {self._numbers[index]}"
@@ -99,7 +99,8 @@ def _digest(line: bytes) -> bytes:
     return hashlib.blake2b(line, digest_size=_DIGEST).digest()
 
 
-def _read_object(line: bytes, where: str, allowed: str) -> dict[str, Any]:
+def read_object(line: bytes, where: str, allowed: str) -> dict[str, Any]:
+    """The object on a line; ValueError with `where` the line is and what is `allowed`."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):

@@ -242,7 +242,7 @@ class Run:
         parts.progress.phase("evaluation")
         params = parts.policy.merged(final_params(state.train))
         values: dict[str, float] = {} if state.train.ema is None else {"eval/ema": 1.0}
-        with parts.log.apart("evaluation") as spent:
+        with parts.log.apart("evaluation") as spent, parts.worker.engine.one_policy():
             for split in splits:
                 values |= evaluate_split(
                     parts.config,

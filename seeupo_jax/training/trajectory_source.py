@@ -256,7 +256,8 @@ class TrajectorySource:
             )
 
         tasks, others = self._tasks.of(iteration), self._tasks.others(iteration)
-        with jax.set_mesh(self._policy.mesh):  # of this thread
+        # The mesh is this thread's; all rounds are of one policy.
+        with jax.set_mesh(self._policy.mesh), self._worker.engine.one_policy():
             return resample(
                 sample,
                 tasks,

@@ -19,7 +19,9 @@ from typing import Any
 from seeupo_jax.durable_files import make_folder, sync_file, sync_folder
 from seeupo_jax.errors import name_file
 from seeupo_jax.parallel.file_lock import exclusive
-from seeupo_jax.trajectories.json_lines import plain, read_object, short, to_line
+from seeupo_jax.tasks.json_rows import read_object
+from seeupo_jax.tasks.row_list import short
+from seeupo_jax.trajectories.json_lines import plain, to_line
 from seeupo_jax.trajectories.policy_fingerprint import (
     FINGERPRINT,
     check_fingerprint,

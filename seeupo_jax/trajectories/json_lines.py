@@ -1,4 +1,4 @@
-"""JSON on disk: values as it holds them, lines of objects, and files of one value."""
+"""JSON on disk: values as it holds them, objects on lines, and files of one value."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from seeupo_jax.configuration.user_code import shortened
 from seeupo_jax.durable_files import write_atomically
 from seeupo_jax.errors import file_errors
-
-_SHOWN = 60  # characters of the value in an error
 
 
 def plain(value: Any, *, finite: bool = True) -> Any:
@@ -47,18 +44,6 @@ def to_line(value: Mapping[str, Any], *, finite: bool = True) -> bytes:
     return json.dumps(value, allow_nan=not finite, separators=(",", ":")).encode() + b"\n"
 
 
-def read_object(line: bytes, where: str, allowed: str) -> dict[str, Any]:
-    """The object on a line; ValueError with `where` the line is and what is `allowed`."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        got = short(line.decode(errors="replace"))
-        raise ValueError(f"{where}: got {got}, which is not JSON; allowed: {allowed}.") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{where}: got {short(value)}; allowed: {allowed}.")
-    return value
-
-
 def read_file(file: Path) -> dict[str, Any] | None:
     """The object that a file holds; None where there is none, or something else."""
     try:
@@ -66,11 +51,6 @@ def read_file(file: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None
-
-
-def short(value: Any) -> str:
-    """A text, or another value's `repr`, in short."""
-    return shortened(value if isinstance(value, str) else repr(value), _SHOWN)
 
 
 def write_json(file: Path | None, value: Mapping[str, Any] | list[Any]) -> None:

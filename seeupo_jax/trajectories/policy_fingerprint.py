@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from seeupo_jax.trajectories.json_lines import short
+from seeupo_jax.tasks.row_list import short
 
 FINGERPRINT = "fingerprint"  # its name among the settings of an evaluation
 # Nats per token. The same weights differ by rounding, with the batch and the kernel.

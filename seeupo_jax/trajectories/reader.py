@@ -16,7 +16,8 @@ from urllib.parse import quote, unquote
 
 from seeupo_jax.configuration.user_code import expand_home
 from seeupo_jax.durable_files import write_atomically
-from seeupo_jax.trajectories.json_lines import read_object, to_line
+from seeupo_jax.tasks.json_rows import read_object
+from seeupo_jax.trajectories.json_lines import to_line
 
 FOLDER = "trajectories"
 SCHEMA = 1

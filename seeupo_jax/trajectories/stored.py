@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seeupo_jax.configuration.user_code import NAMES, is_name
+from seeupo_jax.tasks.json_rows import read_object
+from seeupo_jax.tasks.row_list import short
 from seeupo_jax.trajectories.forks import check_forks, find_forks
-from seeupo_jax.trajectories.json_lines import read_object, short
 from seeupo_jax.types import CONTEXT, UNCHOSEN, RewardTable, Segment, Trajectory, learnable
 
 REQUIRED = ("tokens", "turn", "reward", "group")

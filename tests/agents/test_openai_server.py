@@ -339,7 +339,7 @@ def test_a_new_collection_hears_nothing_of_the_last(server):
 def test_a_context_fits_while_a_full_action_has_room_after_it(server):
     with connect(server, max_context=30) as engine:
         assert engine.fits([0] * 24) and not engine.fits([0] * 25)
-        assert engine.concurrency == 4 and engine.owns(0) and engine.owns(7)
+        assert engine.concurrency == 4 and engine.shard_owners == (0,)
         assert engine.poll_interval_s is None
 
 

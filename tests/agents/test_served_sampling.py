@@ -16,6 +16,7 @@ from rollout_cases import stir
 from seeupo_jax.agents.answer_form import AnswerForm
 from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.agents.endpoint import Endpoint
+from seeupo_jax.agents.openai_server import OpenAIServer
 from seeupo_jax.agents.serving import ServingSession
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
@@ -26,6 +27,7 @@ from seeupo_jax.policy.rope import Rope
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.rollout.engine.constraints import Constraints
+from seeupo_jax.rollout.engine.protocol import Turn
 from seeupo_jax.rollout.engine.sampling import Sampling
 from seeupo_jax.rollout.engine.slots import SlotEngine
 
@@ -343,6 +345,44 @@ def test_a_plain_prompt_is_continued_as_a_text_or_as_tokens(client):
     assert sixteen.usage.completion_tokens == len(continued(tokens, 16))
 
 
+def test_a_prompts_continuation_comes_as_token_ids_too_as_vllm_gives_them(client):
+    tokens, asked = tokenizer().encode("Where is my order?"), {"return_token_ids": True}
+    done = continue_prompt(client, tokens, temperature=0, logprobs=0, extra_body=asked)
+    (choice,) = done.choices
+    assert choice.token_ids == continued(tokens, 8)
+    assert len(choice.logprobs.token_logprobs) == len(choice.token_ids)
+    *_, last = continue_prompt(client, tokens, temperature=0, stream=True, extra_body=asked)
+    assert last.choices[0].token_ids == choice.token_ids
+    assert not hasattr(continue_prompt(client, tokens).choices[0], "token_ids")
+
+
+def test_a_client_that_asks_by_tokens_samples_what_the_policy_does(served):
+    """What plays a role at a server, or evaluates one: contexts and answers are token ids."""
+    access, _ = served
+    sampling = Sampling(1.0, 1, None, 8, tokenizer().end_ids)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENAI_API_KEY", access.api_key)
+        server = OpenAIServer(
+            access.base_url,
+            None,
+            concurrency=2,
+            sampling=sampling,
+            max_context=CONTEXT,
+            timeout_s=60,
+            retries=0,
+            retry_wait_s=0.1,
+        )
+    with contextlib.closing(server):
+        prompts = [tokenizer().encode(text) for text in ("Where is my order?", "Hello")]
+        for key, prompt in enumerate(prompts):
+            server.submit(Turn(key, prompt, 0, 0, key, 0))
+        actions = []
+        while server.busy:
+            actions += server.step(True)
+    sampled = {action.key: list(action.tokens) for action in actions}
+    assert sampled == {key: continued(prompt, 8) for key, prompt in enumerate(prompts)}
+
+
 def test_a_prompt_is_scored_as_evaluation_harnesses_ask(client):
     """lm-evaluation-harness sends batches of tokens, of which it reads the echoed ones."""
     rng = np.random.default_rng(0)
@@ -389,6 +429,8 @@ def test_a_prompt_may_have_several_continuations(client):
         ("echo", {"echo": True, "stream": True}),
         ("logprobs", {"logprobs": 21}),
         ("suffix", {"suffix": "x"}),
+        ("stop_token_ids", {"extra_body": {"stop_token_ids": [6]}}),
+        ("return_tokens_as_token_ids", {"extra_body": {"return_tokens_as_token_ids": True}}),
     ],
 )
 def test_a_prompt_that_cannot_be_continued_is_refused_by_its_field(client, param, options):

@@ -182,10 +182,14 @@ def test_values_nested_without_end_are_refused_from_a_dict_too():
         (Config(iterations="3"), "config.iterations: got '3' (str); allowed: a whole number"),
         (Config(rollout=Rollout(temperature=0.0)), "config.rollout.temperature: got 0.0"),
         (Config(rollout=Rollout(max_action_tokens=999)), "config.rollout.max_action_tokens: got"),
-        (Config(rollout={"group_size": 1}), "config.rollout.group_size: got 1"),
+        (Config(rollout={"group_size": 0}), "config.rollout.group_size: got 0"),
+        (
+            Config(rollout={"group_size": 1}),
+            "config.rollout.group_size: got 1 with config.algorithm.advantage=grae, which compares",
+        ),
         (Config(algorithm=5), "config.algorithm: got 5"),
     ],
-    ids=range(6),
+    ids=range(7),
 )
 def test_a_configuration_object_is_checked(wrong, why):
     assert refusal(lambda: load_config(wrong)).startswith(why)

@@ -50,7 +50,7 @@ def test_an_option_is_described_with_the_choices_that_have_it():
         ("telemetry.trackers", "tuple of str", "('tensorboard',)", "a tuple"),
         ("env.options", "dict", "{}", "a dict"),
         ("rollout.mesh", "dict or none", "none", "a dict, or none"),
-        ("warm_start.stages[].steps", "int", "1000", "a number >= 1"),
+        ("warm_start.stages[].steps", "int", "1000", "a number >= 2"),
     ],
 )
 def test_a_field_is_described_as_it_is_declared(name, type_name, default, allowed):

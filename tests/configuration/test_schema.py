@@ -117,6 +117,11 @@ def test_a_misspelt_key_inside_a_list_is_named_with_its_place():
     assert "did you mean steps?" in message
 
 
+def test_a_warm_start_of_one_step_whose_learning_rate_would_be_0_is_refused():
+    message = _refused({"warm_start": {"stages": [{}, {"steps": 1}]}})
+    assert message == "config.warm_start.stages[1].steps: got 1; allowed: a number >= 2."
+
+
 def test_a_key_like_no_other_gets_the_list_of_fields():
     message = _refused({"optimizer": {"zzz": 1}})
     assert "did you mean" not in message

@@ -32,6 +32,16 @@ URL = "http://127.0.0.1:8000/v1"
             {"teacher": {"by_task": {"env=a": URL}}, "rollout": {"temperature": 0.7}},
             "rollout.temperature: got 0.7 with a server as teacher; allowed: 1",
         ),
+        ({"teacher": {"top_k": 8}}, "teacher.top_k: got 8 without a teacher, so that nothing"),
+        ({"teacher": PATH | {"top_k": 0}}, "teacher.top_k: got 0; allowed: "),
+        (
+            {"teacher": {"path": "m", "by_task": {"env=a": URL}, "top_k": 8}},
+            "teacher.top_k: got 8 with a server as teacher; allowed: none",
+        ),
+        (
+            {"teacher": PATH | {"top_k": 8, "discount": 0.5}},
+            "teacher.discount: got 0.5 with top_k=8; allowed: 0",
+        ),
         (
             {"teacher": PATH, "algorithm": {"dynamic_sampling": 2, "scale": "none"}},
             "algorithm.dynamic_sampling: got 2 with config.teacher; allowed: 0",

@@ -194,6 +194,7 @@ def test_a_run_that_learned_nothing_says_what_its_figures_mean(tmp_path, sentenc
     [
         {"reward_mean": lambda i: i / 10},
         {"reward_mean": 1.0, "success_rate": 1.0},  # there was nothing left to learn
+        {"reward_mean": lambda i: i / 10, "no_signal_fraction": 1, "teacher_kl": 0.1},
         {},
     ],
 )

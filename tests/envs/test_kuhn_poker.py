@@ -1,6 +1,7 @@
 """Kuhn poker: its rules, its equilibrium, and its two roles."""
 
 import itertools
+import math
 
 import pytest
 
@@ -98,8 +99,12 @@ def test_a_strategy_is_read_off_trajectories():
         own = ([0, 2][: 1 + (len(history) == 3)], [1])
         logp = {"b": bet, "p": passed}
         segments = [
-            {"turn": [-1, *turns], "logp": [None, *(logp[history[turn]] for turn in turns)]}
-            for turns in own
+            {
+                "role": role,
+                "turn": [-1, *turns],
+                "logp": [None, *(logp[history[turn]] for turn in turns)],
+            }
+            for role, turns in zip(ROLES, own, strict=True)
         ]
         info = {"history": history}
         records.append(
@@ -107,6 +112,26 @@ def test_a_strategy_is_read_off_trajectories():
         )
     found = strategy_of(records)
     assert {card + history for card in CARDS for seat in DECISIONS for history in seat} == {*found}
+    assert found == pytest.approx(dict.fromkeys(found, 0.2))
+
+
+@pytest.mark.parametrize("trained, frozen", [(0, 1), (1, 0)])
+def test_a_strategy_beside_a_frozen_role_has_the_trained_moves_alone(trained, frozen):
+    """Turns are numbered without those of the frozen role, whose tokens are all context."""
+    records = []
+    for deal, history in itertools.product(DEALS, ["pbp", "bp", "pp"]):
+        own = range(len(history[trained::2]))
+        logp = [math.log(0.2 if move == "b" else 0.8) for move in history[trained::2]]
+        segments = [
+            {"role": ROLES[trained], "turn": [-1, *own], "logp": [None, *logp]},
+            {"role": ROLES[frozen], "turn": [-1, -1], "logp": [None, None]},
+        ]
+        info = {"history": history}
+        records.append(
+            {"failed": False, "task_id": f"train/{deal}", "info": info, "segments": segments}
+        )
+    found = strategy_of(records)
+    assert {*found} == {card + history for card in CARDS for history in DECISIONS[trained]}
     assert found == pytest.approx(dict.fromkeys(found, 0.2))
 
 

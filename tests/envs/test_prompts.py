@@ -142,17 +142,17 @@ def test_environments_of_a_run_share_the_rows_of_a_file(tmp_path):
 
 def test_generated_sums_are_right_and_no_test_is_trained_on():
     options = {"file": "seeupo_jax.tasks.arithmetic:additions", "prompt": "question"}
-    sizes = {"tasks": 300, "test_tasks": 100, "digits": [2, 1], "seed": 1}
+    sizes = {"tasks": 300, "validation_tasks": 50, "test_tasks": 100, "digits": [2, 1], "seed": 1}
     env = envs.make("prompts", answer="answer", file_options=sizes, **options)
     asked = {}
-    for split, count in (("train", 300), ("test", 100)):
+    for split, count in (("train", 300), ("validation", 50), ("test", 100)):
         shown = [each.messages for each in env.demonstrations(split)]
         asked[split] = {messages[0]["content"] for messages in shown}
         assert len(asked[split]) == count
         for question, answer in shown:
             a, b = question["content"].removesuffix(" =").split(" + ")
             assert int(a) + int(b) == int(answer["content"]) and len(a) <= 2 and len(b) == 1
-    assert not asked["train"] & asked["test"]
+    assert len(set.union(*asked.values())) == 450
     with pytest.raises(
         ValueError, match="got 90 tasks and 20 test_tasks; allowed with .*: at most 100"
     ):

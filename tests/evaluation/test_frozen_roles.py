@@ -11,7 +11,7 @@ from flax import nnx
 from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.evaluation.frozen_roles import check_frozen_roles, role_config, with_frozen_roles
 from seeupo_jax.parallel.mesh import make_mesh
-from seeupo_jax.planning.abstract_run import ROLES, abstract_run
+from seeupo_jax.planning.abstract_run import CACHE, ROLES, abstract_run
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.files.tokenizer import train_tokenizer
@@ -57,6 +57,8 @@ def test_its_memory_is_planned(folder):
         abstract_run(configured(folder, **role), mesh).parts for role in ({}, {"path": str(folder)})
     )
     assert ROLES not in without
+    # The policy plays both roles, or one: it has a conversation of each in the cache.
+    assert without[CACHE] == 2 * both[CACHE]
     _, params = build.abstract_policy(configured(folder), mesh)
     weights = sum(np.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(params))
     assert both[ROLES] >= weights

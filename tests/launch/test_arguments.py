@@ -16,7 +16,12 @@ MORE = ["--accelerator-type=v5p-64", "--runtime-version=v2-alpha-tpuv5", "--buck
 XPK = ["--cluster=c", "--workload=w"]
 GKE = ["run", *XPK, "--tpu-type=t", "--image=i"]
 
+JOBSET = ["--name=r", "--topology=v5p:4x4x4", "--image=i"]
+GCLUSTER = ["run", "--name=r", "--compute-type=v5p-64", "--image=i"]
+
 SCRIPTS = {  # a whole command of each
+    "jobset.sh": ["run", *JOBSET, "--bucket=mine"],
+    "gcluster.sh": GCLUSTER,
     "tpu_vm.sh": ["all", *TPU, *MORE],
     "gke_xpk.sh": ["run", *XPK, "--tpu-type=v5p-64", "--image=i"],
     "gpu_slurm.sh": ["submit"],
@@ -128,6 +133,76 @@ WRONG = [
         [*GKE, *TRAINING[:1], "--workdir=gs://b/x"],
         "--workdir: got 'gs://b/x', which is lost",
     ),
+    (
+        "tpu_vm.sh",
+        ["create", *TPU, *MORE, "--spot", "--reserved"],
+        "--spot: got it with --reserved",
+    ),
+    (
+        "tpu_vm.sh",
+        ["create", *TPU, *MORE, "--reservation=r", "--spot"],
+        "--spot: got it with --reservation; allowed: one of them",
+    ),
+    (
+        "tpu_vm.sh",
+        ["create", *TPU, *MORE, "--reservation=r", "--reserved"],
+        "--reserved: got it with --reservation",
+    ),
+    (
+        "tpu_vm.sh",
+        ["create", *TPU, *MORE, "--valid-until-duration=6h", "--valid-until-time=2030-01-01"],
+        "--valid-until-duration: got it with --valid-until-time",
+    ),
+    ("jobset.sh", ["apply"], "got 'apply'; allowed: run, logs, wait, delete"),
+    ("jobset.sh", ["logs"], "--name: got nothing"),
+    ("jobset.sh", ["run", "--name=" + "a" * 41], "--name: got 41 characters; allowed: at most 40"),
+    ("jobset.sh", ["run", "--name=r"], "--topology: got nothing"),
+    (
+        "jobset.sh",
+        ["run", "--name=r", "--topology=v9:2x2"],
+        "--topology: got 'v9:2x2'; allowed: v4",
+    ),
+    (
+        "jobset.sh",
+        ["run", "--name=r", "--topology=v5p-64"],
+        "--topology: got 'v5p-64'; allowed: v4",
+    ),
+    ("jobset.sh", ["run", "--name=r", "--topology=v5p:4x4"], "got 'v5p:4x4'; allowed: 3 sides"),
+    ("jobset.sh", ["run", "--name=r", "--topology=v6e:4x4x"], "got 'v6e:4x4x'; allowed: 2 sides"),
+    ("jobset.sh", ["run", "--name=r", "--topology=v6e:4xa"], "got 'a'; allowed: a whole number"),
+    (
+        "jobset.sh",
+        ["run", *JOBSET, "--chips-per-host=3"],
+        "--chips-per-host: got 3; allowed: a div",
+    ),
+    (
+        "jobset.sh",
+        ["run", *JOBSET, "--topology=v6e:2x2", "--slices=2"],
+        "--slices: got 2 of one host each; allowed: 1, or slices of several hosts",
+    ),
+    ("jobset.sh", ["run", *JOBSET[:2]], "--image: got nothing"),
+    ("jobset.sh", ["run", *JOBSET[:2], "--image=a: b"], "--image: got 'a: b'; allowed: letters"),
+    ("jobset.sh", ["run", *JOBSET, "--queue=a b"], "--queue: got 'a b'; allowed: letters"),
+    ("jobset.sh", ["run", *JOBSET, *TRAINING], "--bucket: got ''; allowed: 'mine'"),
+    ("jobset.sh", ["run", *JOBSET, "--bucket=gs://b"], "--bucket: got 'gs://b'; allowed: the name"),
+    (
+        "jobset.sh",
+        ["run", *JOBSET, *TRAINING[:1], "--workdir=runs/x"],
+        "--workdir: got 'runs/x', which is lost with the machine",
+    ),
+    ("gcluster.sh", ["submit"], "got 'submit'; allowed: run, logs, status, delete"),
+    (
+        "gcluster.sh",
+        ["run", "--name=" + "a" * 29],
+        "--name: got 29 characters; allowed: at most 28",
+    ),
+    ("gcluster.sh", GCLUSTER[:2], "--compute-type: got nothing"),
+    ("gcluster.sh", GCLUSTER[:3], "--image: got nothing"),
+    (
+        "gcluster.sh",
+        [*GCLUSTER, *TRAINING[:1], "--workdir=gs://b/x"],
+        "--workdir: got 'gs://b/x', which is lost",
+    ),
     ("gpu_slurm.sh", ["submit", "--nodes=two"], "--nodes: got 'two'; allowed: a whole number"),
     ("gpu_slurm.sh", ["submit", "--job-name=a b"], "--job-name: got 'a b'"),
     ("gke_xpk.sh", ["logs", *XPK, "--zone", "--dry-run"], "--zone: got nothing; allowed: a"),
@@ -151,7 +226,7 @@ def test_a_script_prints_its_usage(stage, script):
 
 @pytest.mark.parametrize("script, arguments, words", WRONG)
 def test_a_mistake_is_one_sentence_before_anything_runs(stage, script, arguments, words):
-    for name in ("gcloud", "xpk", "sbatch"):
+    for name in ("gcloud", "xpk", "sbatch", "kubectl", "gcluster"):
         stage.tool(name)
     done = stage.run(script, *arguments)
     assert done.returncode == 2 and not stage.calls()
@@ -159,9 +234,16 @@ def test_a_mistake_is_one_sentence_before_anything_runs(stage, script, arguments
     assert words in done.stderr and "; allowed: " in done.stderr
 
 
-@pytest.mark.parametrize(
-    "script, tool", {"tpu_vm.sh": "gcloud", "gke_xpk.sh": "xpk", "gpu_slurm.sh": "sbatch"}.items()
-)
+TOOLS = {
+    "tpu_vm.sh": "gcloud",
+    "jobset.sh": "kubectl",
+    "gcluster.sh": "gcluster",
+    "gke_xpk.sh": "xpk",
+    "gpu_slurm.sh": "sbatch",
+}
+
+
+@pytest.mark.parametrize("script, tool", TOOLS.items())
 def test_a_missing_tool_is_told(stage, script, tool):
     stage.python()
     done = stage.run(script, *SCRIPTS[script], *TRAINING)
@@ -189,7 +271,9 @@ def test_a_configuration_may_have_an_argument_or_be_no_file(stage, script, argum
     assert config in done.stdout
 
 
-@pytest.mark.parametrize("script, arguments", SCRIPTS.items())
+@pytest.mark.parametrize(
+    "script, arguments", [(s, a) for s, a in SCRIPTS.items() if s != "jobset.sh"]
+)  # which prints no shell but a JobSet
 def test_arguments_of_the_training_arrive_unchanged(stage, script, arguments):
     """Through one shell in a dry run, and through a second one on another machine."""
     done = stage.run(script, *arguments, "--dry-run", "--module=my.module", *TRAINING)

@@ -15,6 +15,7 @@ KIND = ["--accelerator-type=v5p-64", "--runtime-version=v2-alpha-tpuv5"]
 FAST = ["--poll=1"]
 
 GCLOUD = r"""
+[ "$1" != alpha ] || shift
 host=$STAGE/host
 case $4 in
     describe)
@@ -121,6 +122,45 @@ def test_several_slices_are_one_resource_of_several_nodes(cloud):
     assert cloud.run("tpu_vm.sh", "create", *HERE, *KIND, "--slices=4").returncode == 0
     (create,) = [call for call in cloud.calls("gcloud") if call[4] == "create"]
     assert create[6:10] == [*KIND, "--node-count=4", "--node-prefix=q"] and "--spot" not in create
+
+
+KEPT = [
+    *["--reserved", "--valid-until-duration=6h", "--service-account=a@p.iam.gserviceaccount.com"],
+    *["--network=n", "--subnetwork=s", "--internal-ips"],
+]
+
+
+def test_capacity_time_identity_and_network_are_asked_for(cloud):
+    states(cloud, "ABSENT", "ACTIVE")
+    done = cloud.run("tpu_vm.sh", "create", *HERE, *KIND, *KEPT)
+    assert done.returncode == 0, done.stderr
+    (create,) = [call for call in cloud.calls("gcloud") if call[4] == "create"]
+    assert create[6:] == [*KIND, "--node-id=q", *KEPT, "--zone=us-east5-a", "--quiet"]
+
+
+def test_one_reservation_is_asked_for_by_name(cloud):
+    """Which only the alpha commands can, as of November 2026."""
+    name = "--reservation=projects/other/reservations/r"
+    states(cloud, "ABSENT", "ACTIVE")
+    limit = "--valid-until-time=2030-01-01T00:00:00Z"
+    assert cloud.run("tpu_vm.sh", "create", *HERE, *KIND, name, limit).returncode == 0
+    first, create, last = cloud.calls("gcloud")
+    assert create[:6] == ["gcloud", "alpha", "compute", "tpus", "queued-resources", "create"]
+    assert create[7:] == [*KIND, "--node-id=q", name, limit, "--zone=us-east5-a", "--quiet"]
+    assert "alpha" not in first + last
+
+
+def test_hosts_without_external_addresses_are_reached_by_a_tunnel(cloud):
+    states(cloud, "ABSENT", "ACTIVE")
+    done = cloud.run("tpu_vm.sh", "all", *HERE, *KIND, *FAST, "--internal-ips", *TRAINING)
+    assert done.returncode == 0, done.stderr
+    reached = [call for call in cloud.calls("gcloud") if call[4] in ("ssh", "scp")]
+    assert {call[4] for call in reached} == {"ssh", "scp"}
+    assert all("--tunnel-through-iap" in call for call in reached)
+    others = [call for call in cloud.calls("gcloud") if call[4] not in ("ssh", "scp")]
+    assert not any("--tunnel-through-iap" in call for call in others)
+    assert cloud.run("tpu_vm.sh", "status", *HERE, "--internal-ips").returncode == 0
+    assert "--tunnel-through-iap" in cloud.calls("gcloud")[-1]
 
 
 def test_a_refused_request_is_reported_in_the_words_of_the_cloud(cloud):

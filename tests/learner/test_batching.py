@@ -1,5 +1,7 @@
 """From ragged trajectories to padded batches: what stands where, by hand and for every token."""
 
+from dataclasses import replace
+
 import learner_cases as cases
 import numpy as np
 import pytest
@@ -9,12 +11,14 @@ from seeupo_jax.learner.batching import (
     Shapes,
     action_spans,
     all_actions,
-    empty_batch,
+    batch_shapes,
     lay_out,
     turn_batch,
 )
-from seeupo_jax.learner.refresh_batch import make_refresh_batch
+from seeupo_jax.learner.expert_record import ExpertRecord
+from seeupo_jax.learner.refresh_batch import make_refresh_batch, refresh_shapes
 from seeupo_jax.learner.shapes import row_lengths
+from seeupo_jax.policy.architecture import Routing
 from seeupo_jax.types import NO_TARGET, Segment, Trajectory
 
 # Two turns of two tokens and of one, an observation between them and one after; a turn alone; a
@@ -218,25 +222,43 @@ def test_the_number_of_microbatches_is_a_multiple_of_the_listed_one(spans, micro
     if spans:
         _, batch = batch_of(rows, (0,), shapes)
     else:
-        batch = empty_batch(rows, shapes, length=4, action=3)
+        batch = turn_batch(rows, lay_out(rows, (), shapes), shapes, {}, action=3)
     assert batch.tokens_MRL.shape == (microbatches, 2, 4)
     assert batch.mask_PA.shape == (4 * max(1, -(-spans // 4)), 3)
     assert batch.microbatches == used
 
 
+def shapes_of(batch):
+    return {name: (x.shape, x.dtype) for name, x in batch._asdict().items() if x is not None}
+
+
+@pytest.mark.parametrize("replays", [False, True])
+@pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("importance, arrays", [(False, 11), (True, 13)])
-def test_an_empty_batch_has_the_shapes_of_a_real_one(importance, arrays):
+def test_a_batch_that_is_compiled_for_has_the_shapes_of_a_real_one(
+    importance, arrays, share, replays
+):
+    shapes = replace(SHAPES, lengths=(8,), share=share)
     rows = SegmentBatch.of(trajectories())
-    _, real = batch_of(rows, (0,), lengths=(8,), importance=importance)
-    per_token = ["old_logp", "ref_logp", *["start_logp", "sampler_logp"] * importance]
-    empty = empty_batch(rows, SHAPES, per_token, length=8, action=3)
-    assert empty.microbatches == 0 and not empty.mask_PA.any()
-    held = [name for name, array in real._asdict().items() if array is not None]
-    assert len(held) == arrays
-    assert held == [name for name, array in empty._asdict().items() if array is not None]
-    for name in held:
-        assert getattr(real, name).shape == getattr(empty, name).shape, name
-        assert getattr(real, name).dtype == getattr(empty, name).dtype, name
+    if replays:
+        routing = Routing(experts=4, layers=2, per_token=1)
+        records = tuple(np.zeros((len(t), routing.size), routing.dtype) for t in rows.tokens)
+        rows = replace(rows, routing=routing, experts=ExpertRecord(routing, records))
+    names = ["old_logp", "ref_logp", "action", *["start_logp", "sampler_logp"] * importance]
+    spans = action_spans(rows, (0,))
+    layout = lay_out(rows, spans, shapes)
+    fields = {name: logps(rows, 0.0) for name in names}
+    for doubled in (False, True):
+        real = turn_batch(rows, layout, shapes, fields, action=3, doubled=doubled)
+        structs = batch_shapes(
+            rows, shapes, dict.fromkeys(names, ()), length=8, action=3, doubled=doubled
+        )
+        assert shapes_of(structs) == shapes_of(real)
+        assert len(shapes_of(real)) == arrays + 1 + (not share) + 2 * replays
+    refresh, _ = make_refresh_batch(
+        rows, layout, action_spans(rows, (1,)), shapes, fields["action"]
+    )
+    assert shapes_of(refresh_shapes(rows, shapes, 8)) == shapes_of(refresh)
 
 
 def test_a_refresh_by_hand():
@@ -351,4 +373,6 @@ def test_more_places_than_int32_counts_are_refused_before_they_are_made():
     rows = SegmentBatch.of(trajectories())
     shapes = Shapes((65_536,), action=8, rows=1, trajectories=2**15)
     with pytest.raises(ValueError, match=r"32768 rows of 65536 tokens.*fewer than 2\*\*31"):
-        empty_batch(rows, shapes, length=65_536, action=8)
+        batch_shapes(rows, shapes, length=65_536, action=8)
+    with pytest.raises(ValueError, match=r"98304 rows of 65536 tokens.*fewer than 2\*\*31"):
+        refresh_shapes(rows, shapes, 65_536)

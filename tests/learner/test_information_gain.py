@@ -8,7 +8,7 @@ import numpy_model as model
 import pytest
 from stored_fields import with_fields
 
-from seeupo_jax.learner.batching import SegmentBatch, Shapes, all_actions, empty_batch
+from seeupo_jax.learner.batching import SegmentBatch, Shapes, all_actions, batch_shapes
 from seeupo_jax.learner.credit.information_gain import (
     AnswerTokens,
     answer_branches,
@@ -92,11 +92,9 @@ def test_one_pass_gives_the_gains_of_separate_passes(temperature, share):
 
 def test_the_batch_has_the_shape_that_is_compiled_ahead_whatever_the_turns():
     made, references = trajectories(), answers()
-    shape = [
-        np.shape(x)
-        for x in empty_batch(SegmentBatch.of(made), SHAPES, length=32, action=32, doubled=True)
-        if x is not None
-    ]
+    rows = SegmentBatch.of(made)
+    structs = batch_shapes(rows, SHAPES, length=32, action=32, doubled=True)
+    shape = [x.shape for x in structs if x is not None]
     for kept in (made, made[:2], [t for t in made if t.turns == 1] * 2):
         _, batch, *_ = in_one_pass(kept, references)
         assert [np.shape(x) for x in batch if x is not None] == shape

@@ -10,13 +10,17 @@ import learner_cases as cases
 import pytest
 
 from seeupo_jax.checkpoint import Checkpoints
+from seeupo_jax.configuration.teacher_schema import Teacher
 from seeupo_jax.learner import sweep as sweep_module
 from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.learner.sweep_state import SweepState
+from seeupo_jax.learner.teacher import TeacherModel
 from seeupo_jax.parallel.stop_signal import Stopped
 
+# Of a teacher: its likeliest tokens, or else its term in advantages.
+TEACHERS = {"a teacher's likeliest tokens": {"top_k": 3}, "a teacher": {"coef": 0.5}}
 CASES = {
     "fused": {},
     "separate, old_policy=turn": {"inner_epochs": 2, "old_policy": "turn"},
@@ -29,7 +33,18 @@ CASES = {
     "KL-Cov": {"ratio": "token", "covariance": {"kind": "kl", "share": 0.2}},
     "a clip range a turn": {"advantage": "a2tgpo", "clip_low": 0.01, "clip_high": 0.01},
     "fused, mask_above": {"advantage": "tree", "mask_above": 0.05},
+    **dict.fromkeys(TEACHERS, {}),
 }
+
+
+def learner_of(name):
+    """The learner of a case; a teacher is the reference policy."""
+    made = cases.learner(**CASES[name])
+    if name not in TEACHERS:
+        return made
+    teaching = Teacher(path="reference", **TEACHERS[name])
+    taught = cases.unshared(made, teachers=[TeacherModel(None)], teaching=teaching)
+    return cases.sharing(taught)
 
 
 @functools.cache
@@ -51,7 +66,7 @@ def run(learner, state=None, played=None, **rest):
 @functools.cache
 def uninterrupted(name):
     """The state on the host, the metrics and the statistics after a sweep that is not stopped."""
-    state, metrics, stats, _ = run(cases.learner(**CASES[name]))
+    state, metrics, stats, _ = run(learner_of(name))
     return cases.host(state), metrics, [*map(_arrays, stats)]
 
 
@@ -69,7 +84,7 @@ def stop_after(turns):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("turns", [0, 1, 3])
 def test_a_stopped_sweep_goes_on_from_files_to_the_same_bits(tmp_path, name, turns):
-    learner = cases.learner(**CASES[name])
+    learner = learner_of(name)
     state, metrics, stats = uninterrupted(name)
     with pytest.raises(Stopped) as stopped:
         run(learner, stop=stop_after(turns))

@@ -9,15 +9,19 @@ import learner_cases as cases
 import numpy as np
 import pytest
 import torch
-from numpy_model import token_logps
+from numpy_model import token_divergences, token_logps
 
 from seeupo_jax.algorithms.distillation import reverse_kl_advantage
+from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.layers import layered
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.configuration.teacher_schema import Teacher
 from seeupo_jax.learner.batching import Shapes
+from seeupo_jax.learner.program_warming import compile_programs
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.teacher import TeacherModel, taught_by
+from seeupo_jax.metrics.compilation import Compilations
+from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
 
 SHAPES = Shapes((32,), action=16, rows=4, trajectories=12, turns=4)
 REVERSE, ALL = [(3,), (2,), (1,), (0,)], [(0, 1, 2, 3)]
@@ -29,18 +33,18 @@ def teacher_params(size=0.1):
     return cases.jittered(cases.policy()[1], size)
 
 
-def learner(recipe, teachers=None, *, coef=1.0, discount=0.0, **choices):
-    made = cases.learner(shapes=SHAPES, **layered(RECIPES[recipe], choices))
+def learner(recipe, teachers=None, *, shapes=SHAPES, teaching=None, **choices):
+    made = cases.learner(shapes=shapes, **layered(RECIPES[recipe], choices))
     if teachers is None:
         teachers = [TeacherModel(None, cases.policy()[0], jax.device_put(teacher_params()))]
-    teaching = Teacher(path="models/teacher", coef=coef, discount=discount)
-    return dataclasses.replace(made, teachers=teachers, teaching=teaching)
+    given = Teacher(path="models/teacher", **({} if teaching is None else teaching))
+    return cases.sharing(cases.unshared(made, teachers=teachers, teaching=given))
 
 
 def assert_taught(made, order, weights, **rest):
     trajectories = cases.ragged()
     teachers = [weights] * len(trajectories) if isinstance(weights, dict) else weights
-    rest |= {"teacher_coef": made.teaching.coef, "teacher_discount": made.teaching.discount}
+    rest |= {f"teacher_{name}": vars(made.teaching)[name] for name in ("coef", "discount", "top_k")}
     return cases.assert_equal_to_the_twin(made, trajectories, order, teachers=teachers, **rest)
 
 
@@ -73,21 +77,21 @@ def test_a_token_of_the_teachers_choice_is_worth_what_the_teacher_adds():
 
 @pytest.mark.parametrize("discount", [0.0, 0.8])
 def test_the_recipe_is_the_twins(discount):
-    made = learner("opd", discount=discount)
+    made = learner("opd", teaching={"discount": discount})
     observed, wanted = assert_taught(made, ALL, cases.weights_of(teacher_params()))
     assert observed.metrics["sweep/clip_fraction"] == 0 and len(wanted.steps) == 1
 
 
 def test_the_term_is_added_to_the_advantages_of_rewards():
     for recipe, order in (("grpo", ALL), ("seeupo", REVERSE)):
-        made = learner(recipe, coef=0.4)
+        made = learner(recipe, teaching={"coef": 0.4})
         observed, _ = assert_taught(made, order, cases.weights_of(teacher_params()))
         assert observed.metrics["sweep/weight_max"] > 0.4
 
 
 def test_the_metric_is_the_mean_gap_of_sampled_tokens_whatever_the_coefficient():
     for coef in (0.0, 1.0):
-        observed = cases.observe(learner("opd", coef=coef), cases.ragged())
+        observed = cases.observe(learner("opd", teaching={"coef": coef}), cases.ragged())
         temperature, gaps = learner("opd").temperature, []
         weights = [cases.weights_of(each) for each in (cases.policy()[1], teacher_params())]
         for segment in (part for t in cases.ragged() if not t.failed for part in t.segments):
@@ -190,3 +194,117 @@ def test_the_reference_policy_teaches_as_it_moves():
     )
     cases.assert_trees_equal(cases.host(moved.reference), cases.host(moved.params))
     assert metrics["sweep/teacher_kl"] > 0
+
+
+TOP = {"top_k": 3, "coef": 0.7}
+
+
+@pytest.mark.parametrize(
+    "recipe, order, choices",
+    [
+        ("opd", ALL, {}),
+        ("opd", ALL, {"inner_epochs": 3, "entropy_coef": 0.1}),
+        ("grpo", ALL, {}),
+        ("seeupo", REVERSE, {}),
+    ],
+    ids=["opd", "opd, three epochs with an entropy bonus", "grpo", "seeupo"],
+)
+def test_the_loss_of_the_likeliest_tokens_is_the_twins(recipe, order, choices):
+    made = learner(recipe, teaching=TOP, **choices)
+    observed, wanted = assert_taught(made, order, cases.weights_of(teacher_params()), **choices)
+    assert observed.metrics["sweep/teacher_forward_kl"] > 0.01
+    if recipe == "opd":
+        assert not any(np.any(credit_L) for own in wanted.credit for credit_L in own)
+
+
+def test_the_divergence_is_logged_whatever_the_coefficient_and_without_one_is_not_learned_from():
+    """Its mean over the sampled tokens, by the NumPy twin; the reverse KL keeps its meaning."""
+    made = learner("opd", teaching={"top_k": 3, "coef": 0.0})
+    observed = cases.observe(made, cases.ragged())
+    own, teacher = (cases.weights_of(each) for each in (cases.policy()[1], teacher_params()))
+    segments = [part for t in cases.ragged() if not t.failed for part in t.segments]
+    divergences = [
+        token_divergences(own, teacher, s.tokens_L, cases.NUMPY_ARCH, made.temperature, 3)[0][
+            s.turn_L >= 0
+        ]
+        for s in segments
+    ]
+    wanted = np.concatenate(divergences).mean()
+    np.testing.assert_allclose(observed.metrics["sweep/teacher_forward_kl"], wanted, rtol=1e-5)
+    alone = cases.observe(learner("opd"), cases.ragged())
+    assert observed.metrics["sweep/teacher_kl"] == alone.metrics["sweep/teacher_kl"]
+    assert observed.metrics["sweep/grad_norm"] == 0
+    assert "sweep/teacher_forward_kl" not in alone.metrics
+
+
+def test_a_teacher_that_is_the_policy_has_no_divergence():
+    made = learner("opd", [TeacherModel(None, moves=True)], teaching=TOP)
+    metrics = cases.observe(made, cases.ragged()).metrics
+    assert abs(metrics["sweep/teacher_forward_kl"]) < 1e-6 and metrics["sweep/grad_norm"] < 1e-5
+
+
+def test_tokens_without_a_teacher_have_no_divergence():
+    network, weights = cases.policy()[0], cases.weights_of(teacher_params())
+    labels = [{"kind": "ab"[i % 2]} for i in range(len(cases.ragged()))]
+    teachers = [TeacherModel("kind=a", network, jax.device_put(teacher_params()))]
+    made = learner("opd", teachers, teaching=TOP)
+    of_trajectory = [weights if own["kind"] == "a" else None for own in labels]
+    observed, wanted = assert_taught(made, ALL, of_trajectory, labels=labels)
+    taught, every = (
+        sum(
+            int((part.turn_L >= 0).sum())
+            for t, own in zip(cases.ragged(), labels, strict=True)
+            for part in t.segments
+            if not t.failed and own["kind"] in kinds
+        )
+        for kinds in ("a", "ab")
+    )
+    logged = observed.metrics["sweep/teacher_forward_kl"] * taught / every
+    np.testing.assert_allclose(0.7 * logged, wanted.steps[0].loss, rtol=1e-5)
+    assert 0 < taught < every
+
+
+def test_a_hinted_teacher_names_the_likeliest_tokens_of_its_own_contexts():
+    made = learner("opd", [TeacherModel(None, moves=True, hint=(7, 1, 12))], teaching=TOP)
+    plain = learner("opd", [TeacherModel(None, moves=True)], teaching=TOP)
+    kl, none = (
+        cases.observe(each, cases.ragged()).metrics["sweep/teacher_forward_kl"]
+        for each in (made, plain)
+    )
+    assert kl > 1e-3 > abs(none)
+
+
+@pytest.mark.parametrize("fields", [{"share": False}, {"rows": 1}, {"lengths": (24, 32)}])
+def test_neither_sharing_nor_packing_changes_the_divergence(fields):
+    trajectories = cases.branching()
+    results = [
+        cases.observe(learner("opd", teaching=TOP, shapes=shapes), trajectories)
+        for shapes in (SHAPES, dataclasses.replace(SHAPES, **fields))
+    ]
+    wanted, got = results
+    for name in ("sweep/teacher_forward_kl", "sweep/teacher_kl", "sweep/loss", "sweep/grad_norm"):
+        np.testing.assert_allclose(got.metrics[name], wanted.metrics[name], rtol=2e-5)
+    cases.assert_trees_close(got.state.params, wanted.state.params, 1e-5)
+
+
+def test_a_taught_sweep_on_a_mesh_that_cuts_the_vocabulary_is_the_sweep_on_one_device():
+    mesh = make_mesh(schema.Mesh(data=2, fsdp=2, tensor=2))
+    network, params = cases.policy()
+    placed = param_shardings(mesh, network.logical_axes(), params)
+    alone = learner("opd", teaching=TOP)
+    wanted = cases.observe(alone, cases.ragged())
+    with jax.set_mesh(mesh):
+        teachers = [TeacherModel(None, network, jax.device_put(teacher_params(), placed))]
+        state = cases.new_state(alone.optimizer, jax.device_put(params, placed))
+        layout = jax.tree.map(lambda x: x.sharding, state)
+        options = {"state_shardings": layout, "replicated": sharding(mesh, ())}
+        made = cases.unshared(alone, teachers=teachers, **options)
+        trajectories = cases.ragged()
+        state = compile_programs(made, state, {}, len(trajectories))
+        compilations = Compilations()
+        state, metrics, *_ = sweep(made, state, {}, trajectories, iteration=3)
+        compilations.close()
+        assert compilations.programs == 0
+    cases.assert_trees_close(cases.host(state.params), wanted.state.params, 1e-5)
+    for name in ("sweep/teacher_forward_kl", "sweep/teacher_kl", "sweep/loss"):
+        np.testing.assert_allclose(metrics[name], wanted.metrics[name], rtol=1e-5)

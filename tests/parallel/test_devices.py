@@ -8,7 +8,7 @@ import pytest
 import tpu_cases
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.parallel.devices import arrange
+from seeupo_jax.parallel.devices import arrange, slice_block
 from seeupo_jax.parallel.mesh import AXES, make_mesh
 
 
@@ -47,6 +47,26 @@ def test_without_a_torus_the_devices_of_a_process_are_innermost():
 def test_devices_of_one_process_keep_the_order_that_they_came_in():
     devices = devices_of(processes=1, each=4)[::-1]
     assert list(arrange(sizes_of(data=4), devices).flat) == devices
+
+
+@pytest.mark.parametrize(
+    "slices, block",
+    [
+        ([0] * 8, 8),
+        ([None] * 8, 8),  # as devices of one slice say it
+        ([0, 0, 0, 0, 1, 1, 1, 1], 4),
+        ([0, 1, 2, 3], 1),
+        ([0] * 4 + [1] * 2 + [0] * 6, 2),
+        ([0] * 3 + [1] * 3 + [0] * 3 + [1] * 3, 3),
+    ],
+)
+def test_neighbours_that_share_a_slice_are_counted(slices, block):
+    devices = [SimpleNamespace(platform="tpu", slice_index=index) for index in slices]
+    assert slice_block(devices) == block
+    assert slice_block([SimpleNamespace(platform="tpu")] * 8) == 8
+    # GPUs have the number too, of a node: nothing is laid out by it.
+    others = [SimpleNamespace(platform="gpu", slice_index=index) for index in range(8)]
+    assert slice_block(others) == 8
 
 
 @pytest.mark.exhaustive

@@ -180,6 +180,58 @@ def test_a_layout_that_the_sampler_cannot_have_is_named(sizes, reason):
         sampler_mesh(mesh_of(data=8), schema.Mesh(**sizes))
 
 
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """A device of several slices, as far as a layout looks at it."""
+
+    id: int
+    slice_index: int
+    platform: str = "tpu"
+
+
+def two_slices(**sizes):
+    """A trainer's mesh over two slices of four chips, the first half of it in the first."""
+    shape = [sizes.get(axis, 1) for axis in AXES]
+    chips = np.array([Chip(i, i // 4) for i in range(8)], object).reshape(shape)
+    return jax.sharding.Mesh(chips, AXES)
+
+
+@pytest.mark.parametrize(
+    "sizes, shape",
+    [
+        ({"data": 2, "fsdp": 2, "tensor": 2}, (2, 2, 1, 1, 2)),  # stays as it is
+        ({"fsdp": 8}, (2, 4, 1, 1, 1)),
+        ({"fsdp": 4, "tensor": 2}, (2, 2, 1, 1, 2)),
+        ({"fsdp": 2, "tensor": 4}, (2, 1, 1, 1, 4)),
+        ({"fsdp": 2, "expert": 4}, (2, 1, 4, 1, 1)),
+        ({"fsdp": 4, "context": 2}, (2, 4, 1, 1, 1)),  # of which `context` frees a half
+    ],
+)
+def test_a_replica_of_the_sampler_lies_within_a_slice(sizes, shape):
+    training = two_slices(**sizes)
+    mesh = sampler_mesh(training, None)
+    assert mesh.devices.shape == shape
+    assert list(mesh.devices.flat) == list(training.devices.flat)
+    for replica in mesh.devices:
+        assert len({chip.slice_index for chip in replica.flat}) == 1
+
+
+@pytest.mark.parametrize(
+    "sizes, got",
+    [
+        ({"data": 1, "tensor": 8}, "fsdp=1 x expert=1 x tensor=8, a product of 8"),
+        ({"data": 1, "fsdp": 8}, "fsdp=8 x expert=1 x tensor=1, a product of 8"),
+        ({"data": 1, "expert": 2, "tensor": 4}, "fsdp=1 x expert=2 x tensor=4, a product of 8"),
+    ],
+)
+def test_a_layout_whose_decode_steps_would_cross_slices_is_refused(sizes, got):
+    training = two_slices(data=2, fsdp=4)
+    with pytest.raises(ValueError, match=f"config.rollout.mesh: got {got} that lies .* divides 4,"):
+        sampler_mesh(training, schema.Mesh(**sizes))
+    assert sampler_mesh(training, schema.Mesh(data=2, tensor=4)).shape["tensor"] == 4
+    assert sampler_mesh(mesh_of(data=8), schema.Mesh(**sizes)).size == 8  # of no slices
+
+
 @pytest.mark.parametrize(
     "sizes, reason",
     [

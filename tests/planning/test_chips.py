@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from places import ROOT
 from tpu_cases import needs_libtpu
 
 from seeupo_jax.parallel.device_memory import GIB
@@ -110,6 +111,14 @@ def test_figures_grow_from_one_generation_to_the_next():
     for older, newer in (("v4", "v5p"), ("v5e", "v6e"), ("v5p", "tpu7x")):
         for key in ("hbm_bytes", "peak_flops", "hbm_bandwidth", "ici_bandwidth", "dcn_bandwidth"):
             assert vars(CHIPS[newer])[key] >= vars(CHIPS[older])[key]
+
+
+def test_the_page_has_the_published_efficiency_of_every_chip():
+    page = (ROOT / "docs" / "tpu.md").read_text()
+    for name, chip in CHIPS.items():
+        assert 0 < chip.compute_efficiency <= 0.6 and chip.memory_efficiency == 0.6
+        shares = f"{chip.compute_efficiency:.0%} | {chip.memory_efficiency:.0%}"
+        assert f"\n| {name} | {shares} | " in page
 
 
 @needs_libtpu

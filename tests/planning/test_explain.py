@@ -188,6 +188,19 @@ def test_experts_that_are_replayed_take_memory(tmp_path, capsys):
     assert "at most 2 KiB for the experts of an iteration's tokens, 2 B each, 2 KiB a shard" in said
 
 
+def test_the_likeliest_tokens_of_a_teacher_take_memory(model, tmp_path, capsys):
+    choices = [text.removeprefix("--config.") for text in cases.CHOICES]
+    choices += [f"model.path={model}", f"teacher.path={model}", "teacher.coef=0.5"]
+    said = explain(TINY, tmp_path, capsys, *choices, "teacher.top_k=8")
+    # Of 8 rows of 128 tokens, 8 ids and 9 log-probabilities each.
+    assert " 68 KiB likeliest tokens of teachers that a step reads" in said
+    assert "the loss gets 0.5 x KL(teacher || policy) of each token, over the teacher's 8" in said
+    assert "advantages of tokens get" not in said
+    plain = explain(TINY, tmp_path, capsys, *choices)
+    assert "likeliest tokens" not in plain
+    assert "advantages of tokens get 0.5 x log(teacher / policy)" in plain
+
+
 def test_a_policy_that_is_made_from_nothing_has_a_warm_start(tmp_path, capsys):
     said = explain(ROOT / "configs" / "bfcl_tiny.py", tmp_path, capsys)
     assert "randomly initialised: 836,864 parameters" in said
@@ -502,6 +515,7 @@ def test_a_shipped_14b_run_is_told_without_its_devices_model_and_benchmark(tmp_p
         assert held == pytest.approx(14.77e9 * 4 / 64 / 2**20, rel=1e-3)  # norms lie everywhere
         assert "64 devices of 95 GiB that are not here: fsdp 16 x tensor 4" in said
         assert "a step of the sweep, of 85.5 GiB" in said
+        assert "on each of 16 row shards: 16; a group's prompt is prefilled once" in said
         assert "this machine has not: --workdir: got " in said  # it is below a file
         assert "this machine has not: the model's weights and tokenizer; its sizes are" in said
         bench = "which has no .venv" if "appworld" in file.name else "no module 'bfcl_eval'"

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.learner.batching import SegmentBatch, Shapes, empty_batch, empty_layout
+from seeupo_jax.learner.batching import SegmentBatch, Shapes, batch_shapes
 from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
-from seeupo_jax.learner.refresh_batch import make_refresh_batch
+from seeupo_jax.learner.refresh_batch import refresh_shapes
 from seeupo_jax.learner.step import turn_step
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings
 from seeupo_jax.planning import flops
@@ -63,10 +63,8 @@ def traced_step(arch, rows, length, action, refresh, share=True):
     lengths = Shapes((max(refresh, 1), length), action, rows, rows, share=share)
     empty = SegmentBatch((), (), (), np.zeros(0, np.int32), np.zeros(0, np.int32), 16, 0)
     learner = Learner(network, optimizer, schema.Algorithm(), lengths, 0.9)
-    batch = empty_batch(empty, lengths, learner.per_token, length=length, action=action)
-    refresh_batch = None
-    if refresh:
-        refresh_batch, _ = make_refresh_batch(empty, empty_layout(length), [], lengths, [])
+    batch = batch_shapes(empty, lengths, learner.per_token, length=length, action=action)
+    refresh_batch = refresh_shapes(empty, lengths, length) if refresh else None
     step = functools.partial(turn_step.turn_step, network, optimizer, learner.loss_config, None)
     number_N = jax.ShapeDtypeStruct((16,), jnp.float32)
     one = jax.ShapeDtypeStruct((), jnp.float32)

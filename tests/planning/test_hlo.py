@@ -57,6 +57,42 @@ def test_each_kind_tells_its_axes_its_group_and_what_a_device_receives():
     assert "psum" in found[3].scope
 
 
+def test_what_decides_whether_a_loop_goes_on_is_traffic_too():
+    def f(x):
+        def unfinished(carry):
+            return jax.lax.psum(carry[0], "b") < 100
+
+        return jax.lax.while_loop(unfinished, lambda carry: (2 * carry[0] + 1,), (x,))
+
+    (found,) = collectives(per_device(f, ((), jnp.float32)), SHAPE)
+    assert (found.kind, found.axes, found.bytes) == ("all-reduce", ("b",), 2 * F32 * 3 / 4)
+
+
+# As XLA for TPU writes what goes between slices: of all-gathers and sums of two and four slices.
+BETWEEN_SLICES = """HloModule m
+
+ENTRY %main (x: f32[2,96]) -> f32[2,96] {
+  %x = f32[2,96]{1,0} parameter(0)
+  %after-all = token[] after-all(), frontend_attributes={MegascaleRendezvousKeyName="all-gather.7_0"}
+  %send = (f32[2,96]{1,0}, u32[], token[]) send(%x, %after-all), channel_id=2, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_host_transfer_rendezvous="all-gather.7_0",_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_GATHER"}
+  %send.1 = (f32[2,96]{1,0}, u32[], token[]) send(%x, %after-all), channel_id=4, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_megascale_reduce_operation="ADD",_xla_megascale_target="{1,2,3,4}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}
+  %send.2 = (f32[2,96]{1,0}, u32[], token[]) send(%x, %after-all), channel_id=6, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_megascale_target={{100003->200000},{200000->100003}},_xla_megascale_transfer_type="ONE_TO_ONE"}
+  %send.3 = (f32[2,96]{1,0}, u32[], token[]) send(%x, %after-all), channel_id=8, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="a callback"}
+  ROOT %copy = f32[2,96]{1,0} copy(%x)
+}
+"""  # noqa: E501
+
+
+def test_what_hosts_send_between_slices_is_traffic_over_them():
+    found = collectives(BETWEEN_SLICES, SHAPE)
+    sent = 2 * 96 * F32
+    assert [(c.kind, c.axes, c.group, c.bytes) for c in found] == [
+        ("all-gather", ("slices",), 2, sent),
+        ("all-reduce", ("slices",), 4, 2 * sent * 3 / 4),
+        ("collective-permute", ("slices",), 2, sent),
+    ]
+
+
 def looped(x, n):
     def twice(x, _):
         return jax.lax.psum(jnp.sin(x), "b"), None

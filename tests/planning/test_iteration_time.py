@@ -26,8 +26,8 @@ from seeupo_jax.planning.slices.slice_programs import (
 )
 
 # A byte a second of memory, and of all links together; FLOPs take no time.
-CHIP = Chip("toy", 1, float("inf"), 1.0, 1.0, 1.0, 4, 1, 3, 64)
-LINE = Roofline(0, 0, 0, "memory", 0, 0)
+CHIP = Chip("toy", 1, float("inf"), 1.0, 1.0, 1.0, 4, 1, 3, 64, memory_efficiency=0.5)
+LINE = Roofline(0, 0, 0, "memory", 0, 0, 0)
 KINDS = (*NEEDED, "sweep/score", "sweep/reference", "rollout/reshard")
 KINDS += ("sweep/value", "sweep/scorer", "sweep/refresh")
 
@@ -71,6 +71,7 @@ def test_a_minibatch_has_its_share_of_the_microbatches_and_the_whole_optimizer(
     turn = parts_of("recipe=grpo", *sizes)["sweep/turn"]
     assert turn.times == steps
     assert turn.serial_s == pytest.approx(steps * (trips * (7 + 3) + 5))
+    assert turn.published_s == pytest.approx(steps * (trips * 7 + 5) / 0.5)
 
 
 def test_passes_that_limit_tokens_by_their_covariance_are_of_a_minibatch():
@@ -84,9 +85,10 @@ def test_passes_that_limit_tokens_by_their_covariance_are_of_a_minibatch():
 def test_the_model_that_scores_turns_steps_and_is_scored_in_every_epoch():
     """Of its scores a pass each, besides the old policy's and the reference's."""
     istar = ("algorithm.advantage=istar", "algorithm.estimator.scorer_epochs=3")
-    parts = parts_of("recipe=grpo", *istar, line=Roofline(0, 0, 0, "memory", 2, 5))
+    parts = parts_of("recipe=grpo", *istar, line=Roofline(0, 0, 0, "memory", 2, 5, 7))
     assert (parts["sweep/scorer"].times, parts["sweep/score"].times) == (3, 2 + 3)
-    assert (parts["sweep/scorer"].step_s, parts["sweep/scorer"].serial_s) == (3 * 2, 3 * 5)
+    scorer = parts["sweep/scorer"]
+    assert (scorer.step_s, scorer.serial_s, scorer.published_s) == (3 * 2, 3 * 5, 3 * 7)
 
 
 def test_weights_are_refreshed_after_every_turn_but_the_last_by_passes_of_their_own():
@@ -162,3 +164,18 @@ def test_attention_that_skips_nothing_is_counted_over_whole_rows():
     assert whole.needed == apart.needed and whole.tokens == apart.tokens
     pairs = 32 * (512**2 - 4 * 128**2)
     assert whole.executed - apart.executed == pairs * 3 * 4 * 4 * 32  # layers, heads of 32
+
+
+def test_the_rollout_takes_as_long_as_the_shard_with_the_most_conversations(monkeypatch):
+    """12 conversations: two on four of eight shards, whose slots then are 16."""
+    monkeypatch.setattr(roofline, "axis_links", lambda mesh: dict.fromkeys(mesh.shape, 6.0))
+    sizes = ("rollout.tasks=3", "rollout.group_size=4")
+    shards = ("rollout.mesh={'data': -1}", "rollout.concurrency=16")
+    times = []
+    for setup in (setup_of(*sizes), setup_of(*sizes, *shards, data=4, tensor=2)):
+        turn = SliceProgram(
+            "sweep/turn", setup.mesh, lambda: None, (), (), UsefulWork(tokens=1), 12, 0.0
+        )
+        parts = estimated(setup, (turn,))
+        times.append([parts[f"rollout/{kind}"].times for kind in ("prefill", "decode")])
+    assert times[1] == pytest.approx([time * 16 / 12 for time in times[0]])

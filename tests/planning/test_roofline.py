@@ -31,11 +31,37 @@ def test_the_longest_part_bounds_a_step(flops, memory, traffic, bound):
     assert line.serial_s == line.compute_s + line.memory_s + line.network_s
 
 
+@pytest.mark.parametrize(
+    ("flops", "memory", "traffic", "seconds"),
+    [
+        (900, 10, 3, 9 / 0.6),  # 9 s at the peak, 1 s and 1.5 s beside it
+        (100, 80, 3, 8 / 0.5),
+        (100, 10, 30, 1 + 1 + 15),  # no published share of links: without overlap
+        (900, 10, 12, 9 + 1 + 6),  # 15 s of computing leave too little to hide
+    ],
+)
+def test_published_efficiency_is_of_computing_and_memory_and_hides_no_network(
+    flops, memory, traffic, seconds
+):
+    chip = dataclasses.replace(CHIP, compute_efficiency=0.6, memory_efficiency=0.5)
+    line = estimate(flops, memory, [sends(traffic, "tensor")], chip, {"tensor": 2.0})
+    assert line.published_s == pytest.approx(seconds)
+    best = estimate(flops, memory, [sends(traffic, "tensor")], CHIP, {"tensor": 2.0})
+    assert best.published_s == best.serial_s == line.serial_s <= line.published_s
+    assert best.step_s == line.step_s  # at best, both are the same
+
+
 def test_collectives_run_one_after_the_other_over_the_links_of_their_axes():
     axes = {"fsdp": 3.0, "tensor": 1.0, "data": 0.0, "context": 4.0}
     found = [sends(6, "fsdp"), sends(8, "fsdp", "tensor"), sends(6, "fsdp", "context")]
     assert estimate(0, 0, found, CHIP, axes).network_s == 6 / 3 + 8 / 4 + 6 / 6
     assert estimate(0, 0, [sends(1, "data", "fsdp")], CHIP, axes).network_s == 1 / 0.5
+
+
+def test_what_goes_between_slices_takes_the_data_centre_network():
+    within = estimate(100, 10, [sends(6, "fsdp")], CHIP, {"fsdp": 6.0})
+    between = estimate(100, 10, [sends(6, "slices")], CHIP, {"fsdp": 6.0})
+    assert between.network_s == within.network_s * CHIP.ici_bandwidth / CHIP.dcn_bandwidth
 
 
 def test_a_device_has_its_share_of_the_chip():

@@ -22,6 +22,7 @@ from seeupo_jax.policy_io.resuming import (
     warm_start_note,
 )
 
+TAUGHT = ("teacher.path=models/teacher",)
 FADING = ("optimizer.schedule=linear", "iterations=30")
 
 
@@ -39,6 +40,9 @@ def as_saved(config):
         ((), ("experts.z_coef=0.5",), "experts.z_coef: got 0.5; allowed: 0.0"),
         (FADING, (*FADING, "iterations=60"), "iterations: got 60; allowed: 30"),
         (FADING, FADING, None),
+        (TAUGHT, (*TAUGHT, "teacher.coef=0.5"), "teacher.coef: got 0.5; allowed: 1.0"),
+        (TAUGHT, (*TAUGHT, "teacher.top_k=8"), "teacher.top_k: got 8; allowed: None"),
+        (TAUGHT, ("teacher.path=moved/teacher",), None),  # its files are compared
         ((), ("iterations=90",), None),  # at the same rate
         ((), ("checkpoint.every=1", "evaluation.k=2", "batching.buckets=(256,)"), None),
     ],

@@ -27,7 +27,7 @@ def test_the_output_gets_the_policy_where_it_has_none(tmp_path, monkeypatch, wri
         (tmp_path / "warm" / name).write_text("warm")
     (tmp_path / "other" / "config.json").write_text("another")
     (tmp_path / "link").symlink_to(tmp_path / "linked")
-    config = from_dict({"warm_start": {"stages": [{"steps": 1}], "output": written}})
+    config = from_dict({"warm_start": {"stages": [{"steps": 2}], "output": written}})
     for _ in range(2):
         _keep_output(config, str(tmp_path / "warm"))
     text = (tmp_path / written / "config.json").read_text()

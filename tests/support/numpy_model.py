@@ -130,6 +130,47 @@ def token_entropies(
     return np.concatenate([[0.0], entropy_L[:-1]]), backward
 
 
+def token_divergences(
+    weights: Weights,
+    teacher: Weights,
+    tokens_L: Sequence[int],
+    arch: Architecture,
+    temperature: float,
+    count: int,
+) -> tuple[np.ndarray, Callable[[np.ndarray, Weights], None]]:
+    """KL(teacher || policy) of what each token is drawn from, nats [L]; the first: 0.
+
+    Over the teacher's `count` likeliest tokens and all others as one outcome: whole softmaxes whose
+    probabilities are added up.
+    """
+    logits_LV, logits_back = forward(weights, tokens_L, arch)
+    share_LV, taught_LV = (
+        np.exp(x / temperature) / np.exp(x / temperature).sum(-1, keepdims=True)
+        for x in (logits_LV, forward(teacher, tokens_L, arch)[0])
+    )
+    outcomes = []
+    for taught_V in taught_LV:
+        top = np.argsort(-taught_V, kind="stable")[:count]
+        outcomes.append([*([i] for i in top), np.setdiff1d(np.arange(len(taught_V)), top)])
+    kl_L = np.zeros(len(tokens_L))
+    for j in range(1, len(tokens_L)):
+        for ids in outcomes[j - 1]:
+            taught, own = taught_LV[j - 1, ids].sum(), share_LV[j - 1, ids].sum()
+            kl_L[j] += taught * np.log(taught / own)
+
+    def backward(dkl_L: np.ndarray, grads: Weights) -> None:
+        dlogits_LV = np.zeros_like(logits_LV)
+        for j in range(1, len(tokens_L)):
+            for ids in outcomes[j - 1]:
+                taught, own_V = taught_LV[j - 1, ids].sum(), share_LV[j - 1, ids]
+                dlogits_LV[j - 1, ids] -= taught * own_V / own_V.sum()
+            dlogits_LV[j - 1] += share_LV[j - 1]
+            dlogits_LV[j - 1] *= dkl_L[j] / temperature
+        logits_back(dlogits_LV, grads)
+
+    return kl_L, backward
+
+
 def token_squares(
     weights: Weights, tokens_L: Sequence[int], arch: Architecture, temperature: float
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy_covariance import limited
 from numpy_credit import clip_scales, grouped, learnable, token_advantages, turn_paths
-from numpy_model import Architecture, Weights, token_entropies, token_logps, token_squares
+from numpy_model import (
+    Architecture,
+    Weights,
+    token_divergences,
+    token_entropies,
+    token_logps,
+    token_squares,
+)
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,7 @@ class Options:
     max_grad_norm: float | None = None
     teacher_coef: float = 1.0
     teacher_discount: float = 0.0
+    teacher_top_k: int | None = None  # then the loss has the term, not the advantage
 
 
 @dataclass(frozen=True)
@@ -171,7 +179,7 @@ def sweep(
     compared = grouped(options)
     credit = _credit(start, reference, trajectories, values, scorer, arch, options)
     for owner, teacher in enumerate(teachers):
-        if teacher is not None and credit[owner]:
+        if teacher is not None and credit[owner] and options.teacher_top_k is None:
             add_teaching(credit[owner], start, teacher, trajectories[owner], arch, options)
     clips = clip_scales(trajectories, options)
     trajectories = learned_from(start, trajectories, arch, options)
@@ -209,6 +217,10 @@ def sweep(
             share = shares(acts, kept, valid, options)
             columns = ([x[k] for k in kept] for x in (acts, old, ref, weight, scale, advantage))
             loss, grads, act_entropies = _of_minibatch(current, *columns, share, arch, options)
+            if teachers and options.teacher_top_k is not None:
+                own = [teachers[acts[k][0].trajectory] for k in kept]
+                parts = [acts[k] for k in kept], own, share
+                loss += teacher_loss(current, *parts, grads, arch, options)
             current = optimizer.step(current, grads)
             losses.append((loss, grads, act_entropies))
         used = used_weights(acts, advantage, cumulative_ratio_N, options)
@@ -301,6 +313,33 @@ def add_teaching(
     for turn, place, position in sorted(gaps, reverse=True):
         later = gaps[turn, place, position] + options.teacher_discount * later
         credit[place][position] += options.teacher_coef * later
+
+
+def teacher_loss(
+    weights: Weights,
+    acts: Sequence[Action],
+    teachers: Sequence[Weights | None],
+    share: Sequence[float],
+    grads: Weights,
+    arch: Architecture,
+    options: Options,
+) -> float:
+    """coef times each action's mean divergence from its teacher; its gradient goes to `grads`.
+
+    Args:
+      share: per action, what its objective counts in the mean.
+    """
+    loss = 0.0
+    for act, teacher, part in zip(acts, teachers, share, strict=True):
+        each = options.teacher_coef * part / sum(len(piece.position_A) for piece in act)
+        for piece in act if teacher is not None else ():
+            given = piece.tokens_L, arch, options.temperature, options.teacher_top_k
+            kl_L, backward = token_divergences(weights, teacher, *given)
+            slope_L = np.zeros_like(kl_L)
+            slope_L[piece.position_A] = each
+            backward(slope_L, grads)
+            loss += each * kl_L[piece.position_A].sum()
+    return loss
 
 
 def _of_minibatch(

@@ -11,6 +11,7 @@ import numpy as np
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.rollout.collect import collect, group_requests
+from seeupo_jax.rollout.dealing import deal
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.environment_player import EnvironmentHost
 from seeupo_jax.rollout.player import CollectionOptions, RolloutWorker
@@ -85,6 +86,8 @@ def converse(
         many steps of the engine.
     """
     rng = np.random.default_rng(shuffle)
+    shard_N = deal([group for group, _ in prompts.values()], engine.shard_owners)
+    shards = dict(zip(prompts, shard_N, strict=True))
     engine.begin(params, seed=seed, iteration=iteration)
     queued = list(prompts) if shuffle is None else rng.permutation(list(prompts)).tolist()
     played: dict[int, list[Any]] = {key: [] for key in prompts}
@@ -94,7 +97,8 @@ def converse(
 
     def submit(key: int) -> None:
         group, turn = prompts[key][0], len(played[key])
-        engine.submit(Turn(key, list(context[key]), group, 100 + group, key, turn))
+        turn = Turn(key, list(context[key]), group, 100 + group, key, turn, shard=shards[key])
+        engine.submit(turn)
 
     while True:
         while queued and len(live) < engine.concurrency:
@@ -120,13 +124,10 @@ def converse(
 class Saying:
     """Says the same in every turn; a context of 40 tokens leaves no room for more."""
 
-    concurrency, poll_interval_s, busy = 4, None, False
+    concurrency, poll_interval_s, busy, shard_owners = 4, None, False, (0,)
 
     def begin(self, params, **numbers):
         self._open = []
-
-    def owns(self, group):
-        return True
 
     def fits(self, context):
         return len(context) < 40

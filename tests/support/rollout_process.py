@@ -28,6 +28,7 @@ from seeupo_jax.parallel.mesh import (
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.rollout.collect import Collected, collect, group_requests, prefetch
+from seeupo_jax.rollout.dealing import deal
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.rollout.engine.protocol import Turn
 from seeupo_jax.rollout.engine.sampling import Sampling
@@ -70,10 +71,11 @@ class Slow:
 def uncancelled(engine: SlotEngine, params: Any) -> dict[int, Any]:
     """Actions of this process's turns but every third, which it takes back at a random moment."""
     engine.begin(params, seed=1, iteration=9)
-    own = [key for key in range(24) if engine.owns(key // 3)]
+    shard_N = deal([key // 3 for key in range(24)], engine.shard_owners)
+    own = [key for key in range(24) if engine.shard_owners[shard_N[key]] == jax.process_index()]
     for key in own:
         context = np.random.default_rng(key // 3).integers(12, 30, 20 + 2 * key).tolist()
-        engine.submit(Turn(key, context, key // 3, key // 3, key, 0))
+        engine.submit(Turn(key, context, key // 3, key // 3, key, 0, shard=shard_N[key]))
     moments = {key: Slow.wait.randrange(6) for key in own if key % 3 == 0}
     actions: dict[int, Any] = {}
     for step in itertools.count():

@@ -164,6 +164,7 @@ def test_tasks_that_teach_nothing_are_replaced_the_same_way_in_every_life_of_a_r
         collected = [run.rollout(iteration, state) for iteration in (1, 2)]
         compilations.close()
         assert compilations.programs == 0
+        assert run.parts.engine.prepared == 1 + 2  # to compile, and once for all rounds
     # With this seed two tasks, then one of theirs, are replaced in the first iteration.
     assert [brought.rounds for brought in collected] == [3, 2]
     assert [len(brought.left_out) for brought in collected] == [3 * 4, 2 * 4]
@@ -201,6 +202,7 @@ def test_a_checkpoint_is_scored_on_validation_tasks_where_there_are_some(
     with begin(name, f"env.name=run_environment:{name}", *SELECTING) as (run, state):
         for iteration in (1, 2):  # after the first none is saved
             state = run.evaluate(state._replace(done=iteration))
+        assert run.parts.engine.prepared == 2  # once for all splits
         run.checkpoints.save(state)
     first, second = checked(read_metrics(folder))
     assert "eval_validation/avg@2" not in first and "eval/selected_on" not in first

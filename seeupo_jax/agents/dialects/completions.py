@@ -44,6 +44,10 @@ class CompletionsRequest(SamplingFields):
     stop: Stops | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    # As vLLM has them.
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    stop_token_ids: list[int] | None = None
     # Without effect on sampling.
     user: str | None = None
 
@@ -71,12 +75,17 @@ class CompletionsExchange:
             refuse("echo", "echo: got true with stream; allowed: one of the two.")
         if request.max_tokens == 0 and not request.echo:
             refuse("max_tokens", "max_tokens: got 0; allowed: at least 1, or 0 with echo.")
+        if request.return_tokens_as_token_ids and not request.return_token_ids:
+            name = "return_tokens_as_token_ids"
+            refuse(name, f"{name}: got true; allowed: with return_token_ids, which has the ids.")
         limit = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
         call = ModelCall((), (), limit, tuple(request.stop or ()), prompt=self._prompts[0])
         call = dataclasses.replace(call, echo=bool(request.echo), scores=request.logprobs)
+        call = dataclasses.replace(call, end_ids=tuple(request.stop_token_ids or ()))
         self.call = dataclasses.replace(call, **sampling._asdict())
         self.stream = bool(request.stream)
         self._logprobs = request.logprobs is not None
+        self._token_ids = bool(request.return_token_ids)
         options = request.stream_options
         self._usage = bool(options and options.include_usage)
         self._index = 0
@@ -137,6 +146,7 @@ class CompletionsExchange:
             "text": ("" if context is None else context.text) + completion.text,
             "logprobs": _write_logprobs(completion, context) if self._logprobs else None,
             "finish_reason": completion.finish,
+            **({"token_ids": list(completion.tokens)} if self._token_ids else {}),
         }
 
     def _all_usage(self, completions: Sequence[Completion]) -> dict[str, Any]:

@@ -135,10 +135,11 @@ def _shown(card: str, history: str) -> str:
 
 
 def strategy_of(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The probability of a bet at each information set, from trajectories of self-play.
+    """The probability of a bet at each information set of the policy, from training trajectories.
 
     The sampler's log-probability of a bet gives it exactly; where no bet was sampled, it is 1 less
-    the probability of the pass. A set that was never reached is left out.
+    the probability of the pass. A set that was never reached is left out, as are all those of a
+    frozen role.
 
     Args:
       records: of `read_trajectories`, all of one policy.
@@ -146,9 +147,9 @@ def strategy_of(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     strategy: dict[str, float] = {}
     for record in (each for each in records if not each["failed"]):
         history, deal = record["info"]["history"], record["task_id"].split("/")[1]
-        for turn, probability in _probabilities(record).items():
-            seen = deal[turn % 2] + history[:turn]
-            if history[turn] == BET:
+        for place, probability in _probabilities(record).items():
+            seen = deal[place % 2] + history[:place]
+            if history[place] == BET:
                 strategy[seen] = probability
             else:
                 strategy.setdefault(seen, 1 - probability)
@@ -156,10 +157,13 @@ def strategy_of(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _probabilities(record: Mapping[str, Any]) -> dict[int, float]:
-    """The probability of the action of each turn."""
-    logp: dict[int, float] = {}
+    """The probability of each move, by its place in the history: each role has every second."""
+    moves: dict[int, float] = {}
     for segment in record["segments"]:
+        logp: dict[int, float] = {}  # by turn, in their order
         pairs = zip(segment["turn"], segment["logp"], strict=True)
         for turn, each in ((turn, each) for turn, each in pairs if turn >= 0):
             logp[turn] = logp.get(turn, 0.0) + each
-    return {turn: math.exp(each) for turn, each in logp.items()}
+        seat = ROLES.index(segment["role"])
+        moves |= {2 * number + seat: math.exp(each) for number, each in enumerate(logp.values())}
+    return moves

@@ -26,11 +26,13 @@ _HEAD = (
     "of GiB",
     "fits",
     "FLOPs / 6·P·tokens",
-    "longest turn, s",
+    "longest turn at best, s",
     "bound by",
-    "iteration, s",
+    "iteration at best, s",
+    "at published efficiency, s",
 )
 _KEYS = {"command", "config_file", "fits", "hbm_bytes", "iteration", "programs", "topology"}
+_KEYS |= {"efficiency"}  # earlier versions' estimates have none
 
 
 def table(reports: Sequence[Mapping[str, Any]]) -> str:
@@ -57,7 +59,8 @@ def row(report: Mapping[str, Any]) -> tuple[str, ...]:
         f"{turn['executed_flops'] / turn['six_nd_flops']:.2f}" if done else "",
         _span(line["step_s"], line["serial_s"]) if done else "",
         line["bound"] if done else "",
-        "" if made is None else _iteration(made["parts"]),
+        "" if made is None else _span(made["step_s"], made["serial_s"]),
+        "" if made is None else f"{made['published_s']:,.0f}",
     )
 
 
@@ -78,10 +81,6 @@ def _peak(programs: Mapping[str, Any], phase: str) -> str:
         return ""
     top = max(mine, key=lambda kind: mine[kind]["peak"])
     return f"{mine[top]['peak'] / GIB:.1f} ({top.partition('/')[2]})"
-
-
-def _iteration(parts: Sequence[Mapping[str, float]]) -> str:
-    return _span(sum(part["step_s"] for part in parts), sum(part["serial_s"] for part in parts))
 
 
 def _span(least: float, most: float) -> str:

@@ -72,7 +72,7 @@ class MeshChoice(NamedTuple):
     @property
     def seconds(self) -> float:
         """Seconds of an iteration, where nothing overlaps."""
-        return self.iteration.seconds(serial=True)
+        return self.iteration.serial_s
 
 
 class Tuned(NamedTuple):
@@ -155,7 +155,8 @@ def sampler_fields(setup: Setup) -> Iterator[Fields]:
         _doubling(setup.arch.heads), _doubling(setup.trajectories)
     ):
         replicas, rest = divmod(setup.topology.devices, tensor)
-        if not rest and concurrency >= replicas:
+        across = setup.topology.devices // setup.topology.slices % tensor  # no axis but data is
+        if not rest and not across and concurrency >= replicas:
             mesh = {"data": -1, "tensor": tensor}
             yield {"rollout.mesh": mesh, "rollout.concurrency": concurrency} | cache
 
@@ -193,7 +194,7 @@ def _shortest(
     log(f"{part}: {len(ranked)} layouts")
     compiled, too_much = 0, math.inf
     for choice in ranked:
-        least = choice.iteration.seconds(serial=False)
+        least = choice.iteration.step_s
         if choice.needs >= too_much or any(least >= other.seconds for other in compiled_choices):
             continue  # longer also where all of its communication is hidden
         found = _compiled(choice, _KINDS[part], log)
@@ -228,8 +229,9 @@ def _compiled(
         return measured
     made, peak = measured.iteration, max(each.peak for each in figures.values())
     log(
-        f"  {flags}: {peak / GIB:.2f} GiB, an iteration of {made.seconds(serial=False):.3g} to"
-        f" {made.seconds(serial=True):.3g} s ({choice.seconds:.3g} by formula)"
+        f"  {flags}: {peak / GIB:.2f} GiB, an iteration of {made.step_s:.3g} to"
+        f" {made.serial_s:.3g} s ({choice.seconds:.3g} by formula), {made.published_s:.3g} s at"
+        " published efficiency"
     )
     return measured
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from seeupo_jax.algorithms.action_objective import action_objective
+from seeupo_jax.algorithms.distillation import UNTAUGHT
 from seeupo_jax.algorithms.surrogate import kl_estimate, truncated_importance
 from seeupo_jax.configuration.algorithm import LossOptions
 from seeupo_jax.learner.refresh_batch import RefreshBatch
@@ -18,7 +20,7 @@ from seeupo_jax.learner.step.expert_balance import RouterLosses, router_terms
 from seeupo_jax.learner.step.expert_load import routing_sums
 from seeupo_jax.learner.step.loss_config import LossConfig
 from seeupo_jax.learner.step.refresh import refresh_spans
-from seeupo_jax.learner.step.rows import of_spans, row_logp
+from seeupo_jax.learner.step.rows import RowLogp, of_spans, row_logp
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.kernels.attention import Tree
 from seeupo_jax.policy.network import Network
@@ -50,7 +52,8 @@ def turn_loss(
     Returns: the loss's sum, and ((logp_PA, any entropy_PA), cumulative_ratio_N, sums for metrics).
     """
     params, options = policy.join_params(trained[0], frozen), config.options
-    scored = row_logp(network, params, row, config.temperature, entropy=config.needs_entropy)
+    of_tokens = {"entropy": config.needs_entropy, "forward_kl": config.teacher_coef is not None}
+    scored = row_logp(network, params, row, config.temperature, **of_tokens)
     if refresh_batch is not None:
         past = (scored.keys, Tree(row.depth_MRL, row.end_MRL))
         cumulative_ratio_N = refresh_spans(
@@ -67,26 +70,21 @@ def turn_loss(
     )
     # How much of an action the span holds.
     part_PJ = (count_PJ > 0) * (1 if split is None else split.part)
-    kl_PJ = mean(_token_kl(options, row, logp_PA))
     # An action's terms are means over its tokens.
     size_PJ = part_PJ if options.loss_aggregation == "action" else count_PJ
     counted = functools.partial(_sum_of_parts, part_PJ)
-    gain_PJ = term_PJ - (config.kl_coef if row.kl_coef is None else row.kl_coef) * kl_PJ
-    if row.drift_sign_PA is not None:  # |log s| of some tokens
-        gain_PJ -= options.covariance.coef * mean(row.drift_sign_PA * (logp_PA - row.old_logp_PA))
-    if config.entropy:
-        shares["entropy"] = mean(of_own(scored.entropy_RX))
-        gain_PJ += options.entropy_coef * shares["entropy"]
+    gain_PJ, means, taught = _regularized(config, row, scored, term_PJ, logp_PA, mean)
+    shares |= means
     router_loss, router_sums = router_terms(routers, network.arch, row, scored)
     loss = router_loss - jnp.sum(size_PJ * gain_PJ)
     sums = {
         "actions": part_PJ.sum(dtype=jnp.float32),
         "clipped": counted(clipped_PJ),
-        "kl": counted(kl_PJ),
         "weight_max": _largest_weight(config, row, cumulative_ratio_P, mask_PJA, split),
         **{name: counted(share_PJ) for name, share_PJ in shares.items()},
         **routing_sums(config, network.arch.routing, row, scored.routed_RLG),
         **router_sums,
+        **taught,
     }
     if critic is not None:
         value_PA = of_own(row_value(network, critic, params, trained[1], row, scored.hidden_RXD))
@@ -95,6 +93,34 @@ def turn_loss(
         sums |= {"value_loss": counted(error_PJ), "value_clipped": counted(clipped_PJ)}
     found = (logp_PA, *([of_own(scored.entropy_RX)] if config.finds_entropy else []))
     return loss, jax.lax.stop_gradient((found, cumulative_ratio_N, sums))
+
+
+def _regularized(
+    config: LossConfig,
+    row: TurnBatch,
+    scored: RowLogp,
+    term_PJ: jax.Array,
+    logp_PA: jax.Array,
+    mean: Callable[[jax.Array], jax.Array],
+) -> tuple[jax.Array, dict[str, jax.Array], dict[str, jax.Array]]:
+    """The objective of each action [P, J] with the terms beside it, which are means over tokens;
+    these means by name; and sums for the metrics of teachers."""
+    of_own = functools.partial(of_spans, slot_PA=row.slot_PA, mask_PA=row.mask_PA)
+    options = config.options
+    means = {"kl": mean(_token_kl(options, row, logp_PA))}
+    gain_PJ = term_PJ - (config.kl_coef if row.kl_coef is None else row.kl_coef) * means["kl"]
+    if row.drift_sign_PA is not None:  # |log s| of some tokens
+        gain_PJ -= options.covariance.coef * mean(row.drift_sign_PA * (logp_PA - row.old_logp_PA))
+    if config.entropy:
+        means["entropy"] = mean(of_own(scored.entropy_RX))
+        gain_PJ += options.entropy_coef * means["entropy"]
+    if config.teacher_coef is None:
+        return gain_PJ, means, {}
+    forward_kl_PA = of_own(scored.forward_kl_RX)
+    taught_RX = (row.teacher_top_logp_MRXJ > UNTAUGHT).any(axis=-1)
+    count = of_own(taught_RX).sum(dtype=jnp.float32)
+    gain_PJ -= config.teacher_coef * mean(forward_kl_PA)
+    return gain_PJ, means, {"taught": count, "forward_kl": forward_kl_PA.sum()}
 
 
 def _token_kl(options: LossOptions, row: TurnBatch, logp_PA: jax.Array) -> jax.Array:

@@ -25,6 +25,7 @@ class LossConfig:
     old_is_current: the ratio is to the policy just before this very step.
     actions: that a row of a step may have, each with a ratio of its own.
     finds_entropy: whether a step also returns the entropy at every token.
+    teacher_coef: of the forward KL divergence from teachers; None: the loss has none.
     """
 
     options: LossOptions
@@ -33,6 +34,7 @@ class LossConfig:
     old_is_current: bool
     actions: int = 1
     finds_entropy: bool = False
+    teacher_coef: float | None = None
 
     def split(self) -> tuple[LossConfig, Numbers]:
         """Itself without numbers, and these by name, without what the program does not read."""
@@ -53,19 +55,25 @@ class LossConfig:
             blank["covariance"] = KlCovariance()
         if options.loss_aggregation == "constant":
             blank |= {"loss_aggregation": "token"}
+        of_teacher = None if self.teacher_coef is None else 0.0
+        held["teacher_coef"] = self.teacher_coef
         numbers = {name: np.float32(x) for name, x in held.items() if x is not None}
-        return replace(self, options=replace(options, **blank)), numbers
+        blanked = replace(self, options=replace(options, **blank), teacher_coef=of_teacher)
+        return blanked, numbers
 
     def with_numbers(self, numbers: Numbers) -> LossConfig:
         """The inverse of `split`, with arrays as numbers."""
         values: dict[str, Any] = {}
-        for name, x in numbers.items():
+        of_options = dict(numbers)
+        teacher_coef: Any = of_options.pop("teacher_coef", None)
+        for name, x in of_options.items():
             section, _, option = name.rpartition(".")
             if section:
                 values[section] = replace(vars(self.options)[section], **{option: x})
             else:
                 values[name] = x
-        return replace(self, options=replace(self.options, **values))
+        options = replace(self.options, **values)
+        return replace(self, options=options, teacher_coef=teacher_coef)
 
     @property
     def kl_coef(self) -> float:
@@ -96,6 +104,8 @@ class LossConfig:
             names = (*names, "tis_weight", "tis_truncated")
         if self.options.router_replay != "none":
             names = (*names, "replayed", "router_mismatched")
+        if self.teacher_coef is not None:
+            names = (*names, "taught", "forward_kl")
         return (*names, "entropy") if self.entropy else names
 
     @property

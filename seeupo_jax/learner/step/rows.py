@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from seeupo_jax.parallel.mesh import constrain
 from seeupo_jax.policy import network as policy
+from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.kernels.attention import KeyValues, Tree
 from seeupo_jax.policy.network import Network
 from seeupo_jax.policy.transformer import Computed
@@ -16,7 +17,7 @@ from seeupo_jax.types import TurnBatch
 
 _OF_ROWS = (
     *("tokens_MRL", "depth_MRL", "end_MRL", "parent_MRX", "target_MRX"),
-    *("segment_MRL", "counted_MRL", "expert_MRLG"),
+    *("segment_MRL", "counted_MRL", "expert_MRLG", "teacher_top_MRXK", "teacher_top_logp_MRXJ"),
 )
 
 
@@ -47,8 +48,11 @@ def own_slots(
 
 
 def of_spans(x_RX: jax.Array, slot_PA: jax.Array, mask_PA: jax.Array) -> jax.Array:
-    """Values of the rows' predictions at the spans' tokens: [P, A]; 0 where the mask is 0."""
-    return jnp.where(mask_PA > 0, x_RX.reshape(-1)[slot_PA], 0.0)
+    """Values [R, X, ...] of the rows' predictions at the spans' tokens: [P, A, ...]; 0 where the
+    mask is 0."""
+    own = x_RX.reshape(-1, *x_RX.shape[2:])[slot_PA]
+    held = mask_PA > 0
+    return jnp.where(held.reshape(*held.shape, *(1,) * (own.ndim - 2)), own, 0)
 
 
 def compute_row(network: Network, params: Any, row: TurnBatch) -> Computed:
@@ -71,6 +75,7 @@ class RowLogp(NamedTuple):
     hidden_RXD: the states that predict.
     keys: keys and values of the pass. routed_RLG, router_RLYE: what its routers chose, and their
       logits; None without experts.
+    forward_kl_RX: divergences from the teacher's distributions; None: not requested.
     """
 
     logp_RX: jax.Array
@@ -80,6 +85,7 @@ class RowLogp(NamedTuple):
     routed_RLG: jax.Array | None
     router_RLYE: jax.Array | None
     collision_RX: jax.Array | None = None
+    forward_kl_RX: jax.Array | None = None
 
 
 def row_logp(
@@ -90,9 +96,22 @@ def row_logp(
     *,
     entropy: bool = False,
     collision: bool = False,
+    forward_kl: bool = False,
 ) -> RowLogp:
-    """Log-probabilities of one microbatch; see `RowLogp`. `collision` computes the entropy too."""
+    """Log-probabilities of one microbatch; see `RowLogp`. `collision` computes the entropy too.
+
+    With `forward_kl` no collision is computed.
+    """
     hidden_RLD, keys, *routed = compute_row(network, params, row)
+    if forward_kl:
+        hidden_RXD = policy.gather_positions(hidden_RLD, row.parent_MRX)
+        teacher = row.teacher_top_MRXK, row.teacher_top_logp_MRXJ
+        options = {"temperature": temperature, "entropy": entropy}
+        logp_RX, *entropy_RX, kl_RX = policy.token_logp_and_forward_kl(
+            network, params, hidden_RXD, row.target_MRX, *teacher, **options
+        )
+        found = logp_RX, entropy_RX[0] if entropy else None, hidden_RXD
+        return RowLogp(*found, list(keys), *routed, forward_kl_RX=kl_RX)
     if not (entropy or collision):
         logp_RX, hidden_RXD = logp_at(
             network, params, hidden_RLD, row.parent_MRX, row.target_MRX, temperature
@@ -118,3 +137,19 @@ def logp_at(
     hidden_RXD = policy.gather_positions(hidden_RLD, parent_RX)
     logp_RX = policy.token_logp(network, params, hidden_RXD, target_RX, temperature=temperature)
     return logp_RX, hidden_RXD
+
+
+def row_top(
+    network: Network,
+    params: Any,
+    row: TurnBatch,
+    temperature: float,
+    count: int,
+    among: Architecture,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`network.token_logp_and_top` of one microbatch's predictions: [R, X, ...]."""
+    hidden_RXD = policy.gather_positions(
+        compute_row(network, params, row).hidden_NLD, row.parent_MRX
+    )
+    options = {"temperature": temperature, "count": count, "among": among}
+    return policy.token_logp_and_top(network, params, hidden_RXD, row.target_MRX, **options)

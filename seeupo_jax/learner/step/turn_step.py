@@ -20,9 +20,10 @@ from seeupo_jax.learner.step.expert_load import RouterCounts, count_routed
 from seeupo_jax.learner.step.loss import turn_loss
 from seeupo_jax.learner.step.loss_config import LossConfig
 from seeupo_jax.learner.step.refresh import refreshed
-from seeupo_jax.learner.step.rows import microbatch, of_spans, row_logp
+from seeupo_jax.learner.step.rows import microbatch, of_spans, row_logp, row_top
 from seeupo_jax.metric_table import MAXIMA
 from seeupo_jax.parallel.mesh import constrain
+from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.network import Network, join_params
 from seeupo_jax.types import TrainState, TurnBatch
 
@@ -98,6 +99,49 @@ def score_in_full(
         None if routing is None else RouterCounts.zeros(routing),
         jnp.zeros((M, R, L, routing.size), routing.dtype) if record else None,
         zeros_PA if collision else None,
+    )
+    with jax.named_scope("sweep/score"):
+        return jax.lax.fori_loop(0, batch.microbatches, body, start)
+
+
+class TopScores(NamedTuple):
+    """A teacher's scores of every action token of a batch; 0 without a mask.
+
+    logp_PA: as of `score`. top_PAK, top_logp_PAJ: its likeliest tokens in their places, and
+    log-probabilities, as of `network.token_logp_and_top`.
+    """
+
+    logp_PA: jax.Array
+    top_PAK: jax.Array
+    top_logp_PAJ: jax.Array
+
+
+def score_top(
+    network: Network,
+    params: Any,
+    batch: TurnBatch,
+    *,
+    temperature: float,
+    count: int,
+    among: Architecture,
+) -> TopScores:
+    """`score`, and the likeliest tokens of every action token's distribution.
+
+    Args:
+      count, among: as of `network.token_logp_and_top`.
+    """
+
+    def body(index: jax.Array, scored: TopScores) -> TopScores:
+        row = microbatch(batch, index)
+        found = row_top(network, params, row, temperature, count, among)
+        of_own = (of_spans(x, row.slot_PA, row.mask_PA) for x in found)
+        return TopScores(*map(jnp.add, scored, of_own))
+
+    of_tokens = batch.mask_PA.shape
+    start = TopScores(
+        jnp.zeros(of_tokens),
+        jnp.zeros((*of_tokens, count), jnp.int32),
+        jnp.zeros((*of_tokens, count + 1)),
     )
     with jax.named_scope("sweep/score"):
         return jax.lax.fori_loop(0, batch.microbatches, body, start)

@@ -17,7 +17,8 @@ from seeupo_jax.planning.aot.measure import CompiledFigures
 from seeupo_jax.planning.aot.search import fits
 from seeupo_jax.planning.chips import usable_hbm
 from seeupo_jax.planning.collectives import by_kind_and_axis
-from seeupo_jax.planning.slices.iteration_time import estimate_iteration
+from seeupo_jax.planning.dealt_conversations import dealt_lines
+from seeupo_jax.planning.slices.iteration_time import LEFT_OUT, estimate_iteration
 from seeupo_jax.planning.slices.slice_programs import Setup, SliceProgram
 
 _LABEL, _COLUMN = 22, 19  # widths
@@ -79,6 +80,7 @@ class Report:
                 f"rollout: {plan.slots * plan.shards} slots for"
                 f" {plan.concurrency * plan.shards} conversations on {plan.shards} row shards, a"
                 f" cache of {plan.bytes / GIB:.2f} GiB per device",
+                *dealt_lines(setup.config.rollout, plan),
                 *([] if effort == "UNKNOWN" else [f"compiled at optimization level {effort}"]),
             )
         )
@@ -116,10 +118,21 @@ class Report:
             "memory, s": lambda f: _number(f.roofline.memory_s),
             "network, s": lambda f: _number(f.roofline.network_s),
             "bound by": lambda f: f.roofline.bound,
+            "published, s": lambda f: _number(f.roofline.published_s),
+            "MFU at best": lambda f: self._mfu(f, f.roofline.step_s),
+            "MFU, published": lambda f: self._mfu(f, f.roofline.published_s),
             "compiled in, s": lambda f: f"{f.compile_s:.0f}",
         }
         rows = [(name, [show(each) for each in done]) for name, show in columns.items()]
         return _table(f"work of {self._setup.mesh.size} devices", done, rows)
+
+    def _mfu(self, figures: CompiledFigures, seconds: float) -> str:
+        """The model's FLOPs in this time, as a share of the peak."""
+        if not figures.needed_flops:
+            return ""
+        topology = self._setup.topology
+        peak = topology.chips * topology.chip.peak_flops
+        return f"{100 * figures.needed_flops / (seconds * peak):.0f}%"
 
     def _verdict(self) -> str:
         lines = []
@@ -151,15 +164,20 @@ class Report:
         if made is None:
             return ""
         setup, rollout = self._setup, self._setup.config.rollout
-        span = _span(made.seconds(serial=False), made.seconds(serial=True))
+        chip, best = setup.topology.chip, _span(made.step_s, made.serial_s)
         lines = [
-            f"one iteration, estimated: {span} on the devices (full overlap to no overlap)",
+            f"one iteration, estimated: {_number(made.published_s)} s on the devices at published"
+            f" efficiency; at best {best} (full overlap to no overlap)",
+            f"  published efficiency: {100 * chip.compute_efficiency:.0f}% of the peak FLOP/s,"
+            f" {100 * chip.memory_efficiency:.0f}% of the memory's bandwidth",
+            f"  left out: {'; '.join(LEFT_OUT)}",
             f"  assuming {setup.trajectories} conversations that grow evenly to"
             f" {rollout.max_context} tokens in {rollout.max_turns} turns, {made.sampled} sampled"
-            " tokens per turn, and all slots busy; environments are not counted",
+            " tokens per turn, and all slots busy",
         ]
         lines += [
-            f"  {part.name}: {part.times:,.0f} x, {_span(part.step_s, part.serial_s)}"
+            f"  {part.name}: {part.times:,.0f} x, {_number(part.published_s)} s; at best"
+            f" {_span(part.step_s, part.serial_s)}"
             for part in made.parts
         ]
         return "\n".join([*lines, f"  {calibration.in_words()}"])
@@ -168,6 +186,7 @@ class Report:
         """Everything, for JSON."""
         setup = self._setup
         made = estimate_iteration(setup, self._programs, self.figures)
+        totals = ("step_s", "serial_s", "published_s")
 
         def entry(each: CompiledFigures) -> dict[str, Any]:
             traffic = by_kind_and_axis(each.collectives)
@@ -189,7 +208,14 @@ class Report:
             "programs": {name: entry(each) for name, each in self.figures.items()},
             "fits": self.fits,
             "held": self.held,
-            "iteration": None if made is None else dataclasses.asdict(made),
+            "iteration": None
+            if made is None
+            else dataclasses.asdict(made) | {name: getattr(made, name) for name in totals},
+            "efficiency": {
+                "compute": setup.topology.chip.compute_efficiency,
+                "memory": setup.topology.chip.memory_efficiency,
+            },
+            "left_out": LEFT_OUT,
             "measured_over_estimate": calibration.factors(),
         }
 

@@ -17,6 +17,7 @@ from seeupo_jax.envs.validation import OWN_REWARD
 from seeupo_jax.parallel.device_memory import format_bytes, total_memory
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.abstract_run import ROLES, AbstractRun, Planned, abstract_run
+from seeupo_jax.planning.dealt_conversations import dealt_lines
 from seeupo_jax.planning.explain.explanation import Section, grouped, listed
 from seeupo_jax.planning.remat import PLATFORM, SHARE, RematPlan, choose_remat, plan_remat
 from seeupo_jax.policy.architecture import Architecture
@@ -118,7 +119,7 @@ def _keys(arch: Architecture) -> str:
 
 
 def teacher_lines(run: AbstractRun) -> list[str]:
-    """The teachers, the tasks that they teach, and their part in advantages; empty without any."""
+    """The teachers, their tasks, and their part in advantages or the loss; empty without any."""
     teacher, lines = run.config.teacher, []
     for (label, path), model in zip(teacher.places.items(), run.learner.teachers, strict=True):
         tasks = "all other tasks" if label is None else f"tasks of {label}"
@@ -131,13 +132,18 @@ def teacher_lines(run: AbstractRun) -> list[str]:
             own = f"{size:,} parameters, {model.network.arch.dtype}"
         lines.append(f"{path}: {own}, of {tasks}")
     term = f"advantages of tokens get {teacher.coef:g} x log(teacher / policy)"
+    if teacher.top_k is not None:
+        term = (
+            f"the loss gets {teacher.coef:g} x KL(teacher || policy) of each token, over the"
+            f" teacher's {teacher.top_k} likeliest tokens and all others as one"
+        )
     later = f", that of later tokens with discount {teacher.discount:g}" if teacher.discount else ""
     hint = [] if teacher.hint is None else [f"before its contexts: {teacher.hint!r}"]
     return [*lines, *hint, term + later] if lines else []
 
 
 def mesh_lines(run: AbstractRun, planned: Planned | None = None) -> list[str]:
-    """The devices, the mesh's axes, and how the policy comes to the sampler."""
+    """The devices, the mesh's axes, and how the policy and conversations come to the sampler."""
     mesh, reshard = run.policy.mesh, run.engine.plan.reshard
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
     device = mesh.devices.flat[0]
@@ -152,7 +158,8 @@ def mesh_lines(run: AbstractRun, planned: Planned | None = None) -> list[str]:
             " compiles for a TPU slice"
         ]
     processes = f", {jax.process_count()} processes" if jax.process_count() > 1 else ""
-    return [f"{count}{processes}: {axes if axes else 'one device'}", str(reshard), *more]
+    dealt = dealt_lines(run.config.rollout, run.engine.plan)
+    return [f"{count}{processes}: {axes if axes else 'one device'}", str(reshard), *dealt, *more]
 
 
 def memory_lines(run: AbstractRun, remat: RematPlan, *, by_plan: bool) -> list[str]:
@@ -177,6 +184,7 @@ def memory_lines(run: AbstractRun, remat: RematPlan, *, by_plan: bool) -> list[s
     name = remat.same_as(arch.remat)
     sizes[f"activations of a microbatch, remat {name}"] = remat.activations[name]
     sizes["experts that a step's routers are given"] = remat.replayed
+    sizes["likeliest tokens of teachers that a step reads"] = remat.taught
     sizes["cache and policy that sample the next iteration"] = remat.sampling
     lines = ["of one device, by estimate:"]
     lines += [f"{format_bytes(size):>12}  {label}" for label, size in sizes.items() if size > 0]

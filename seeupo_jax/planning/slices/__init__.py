@@ -1,1 +1,1 @@
-"""The programs of a run on a TPU slice, and lower bounds on their time."""
+"""The programs of a run on a TPU slice, and estimates of their time."""

@@ -10,6 +10,7 @@ from typing import Protocol
 import jax
 
 from seeupo_jax.planning.collectives import Collective
+from seeupo_jax.planning.dealt_conversations import dealt_conversations
 from seeupo_jax.planning.expected_time import (
     minibatches,
     pack,
@@ -23,6 +24,14 @@ from seeupo_jax.planning.slices import roofline
 from seeupo_jax.planning.slices.slice_programs import Setup, SliceProgram
 
 NEEDED = ("sweep/turn", "rollout/prefill", "rollout/decode")  # and what scores policies
+# What no estimate contains, whatever the efficiency of the programs.
+LEFT_OUT = (
+    "the hosts' work (packing rows, tokenizing, scheduling)",
+    "environments",
+    "waves (slots that wait for the longest conversations, or for their turns)",
+    "resharding beyond the transfers of rollout/reshard",
+    "stragglers",
+)
 
 
 class ProgramFigures(Protocol):
@@ -40,17 +49,30 @@ class IterationPart:
     """Some executions of a kind of program.
 
     step_s: seconds when computing, memory and network overlap fully. serial_s: when nothing does.
+    published_s: at published efficiency.
     """
 
     name: str
     times: float
     step_s: float
     serial_s: float
+    published_s: float
+
+    @classmethod
+    def of(cls, name: str, times: float, lines: Sequence[roofline.Roofline]) -> IterationPart:
+        """So many executions of each of these estimates."""
+        return cls(
+            name,
+            times * len(lines),
+            times * sum(line.step_s for line in lines),
+            times * sum(line.serial_s for line in lines),
+            times * sum(line.published_s for line in lines),
+        )
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """An estimate of one iteration, without its environments.
+    """An estimate of one iteration, without what `LEFT_OUT` lists.
 
     sampled: assumed tokens of an action. context: tokens that are prefilled.
     """
@@ -59,8 +81,17 @@ class Iteration:
     context: int
     parts: tuple[IterationPart, ...]
 
-    def seconds(self, *, serial: bool) -> float:
-        return sum(part.serial_s if serial else part.step_s for part in self.parts)
+    @property
+    def step_s(self) -> float:
+        return sum(part.step_s for part in self.parts)
+
+    @property
+    def serial_s(self) -> float:
+        return sum(part.serial_s for part in self.parts)
+
+    @property
+    def published_s(self) -> float:
+        return sum(part.published_s for part in self.parts)
 
 
 def program_roofline(
@@ -82,8 +113,10 @@ def estimate_iteration(
 ) -> Iteration | None:
     """Every conversation grows evenly to `max_context` in `max_turns` turns, half of it sampled.
 
-    No action is longer than `max_action_tokens`. All slots are busy until the last action; a
-    context token is computed once, on average behind half a context.
+    No action is longer than `max_action_tokens`. The rollout takes as long as on the shard with the
+    most conversations, whose slots are all busy in every round (`DealtConversations`); a context
+    token of a conversation is computed once, on average behind half a context, also in prompts
+    that a group shares.
 
     Args:
       programs, figures: the largest of each kind.
@@ -101,6 +134,9 @@ def estimate_iteration(
     sampled = min(rollout.max_action_tokens, int(tokens / 2))
     drawn = setup.trajectories * rollout.max_turns * sampled
     context = setup.trajectories * rollout.max_context - drawn
+    cache = setup.engine.plan
+    dealt = dealt_conversations(rollout, cache)
+    rows = dealt.rounds * cache.slots * cache.shards  # that decode a turn, idle ones included
     shapes, part = setup.learner.shapes, -(-setup.trajectories // minibatches(config))
     longest = pack(shapes, setup.trajectories, rollout.max_context, shapes.lengths[-1:]).tokens
     whole = pack(shapes, setup.trajectories, rollout.max_context, shapes.long).tokens / longest
@@ -111,8 +147,12 @@ def estimate_iteration(
     refreshed = sum(pack(shapes, setup.trajectories, end).tokens for end in ends)
     amounts = {
         "rollout/reshard": 1.0,
-        "rollout/prefill": context / programs["rollout/prefill"].work.tokens,
-        "rollout/decode": drawn / programs["rollout/decode"].work.tokens,
+        "rollout/prefill": context
+        * (dealt.busiest / setup.trajectories)
+        / programs["rollout/prefill"].work.tokens,
+        "rollout/decode": rows
+        * (rollout.max_turns * sampled)
+        / programs["rollout/decode"].work.tokens,
         scoring: scoring_passes(plan) * whole + scored / longest,
         "sweep/teacher": bool(plan.of("teacher")) * whole,  # each conversation has one at most
         "sweep/value": plan.count("value") * whole,
@@ -120,18 +160,12 @@ def estimate_iteration(
         "sweep/refresh": refreshed / longest,
     }
     parts = [
-        IterationPart(kind, times, times * line.step_s, times * line.serial_s)
+        IterationPart.of(kind, times, [line])
         for kind, times in amounts.items()
         if times and kind in figures and (line := figures[kind].roofline) is not None
     ]
     turns = list(_steps(setup, programs["sweep/turn"], figures["sweep/turn"]))
-    total = IterationPart(
-        "sweep/turn",
-        len(turns),
-        sum(line.step_s for line in turns),
-        sum(line.serial_s for line in turns),
-    )
-    return Iteration(sampled, context, (*parts, total))
+    return Iteration(sampled, context, (*parts, IterationPart.of("sweep/turn", 1, turns)))
 
 
 def _steps(

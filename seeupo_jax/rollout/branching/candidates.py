@@ -11,6 +11,7 @@ it shares the episode's earlier turns and ends with an action that was never exe
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -103,8 +104,12 @@ class CandidateEngine:
     ) -> None:
         self._engine.begin(params, seed=seed, iteration=iteration, temperature=temperature)
 
-    def owns(self, group: int) -> bool:
-        return self._engine.owns(group)
+    @property
+    def shard_owners(self) -> Sequence[int]:
+        return self._engine.shard_owners
+
+    def one_policy(self) -> contextlib.AbstractContextManager[None]:
+        return self._engine.one_policy()
 
     def fits(self, context: Sequence[int]) -> bool:
         return self._engine.fits(context)

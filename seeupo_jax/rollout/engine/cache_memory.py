@@ -49,7 +49,8 @@ class Reshard:
 class CachePlan:
     """Sizes of the cache; slots, concurrency and pages are per shard of the rows.
 
-    slots: actions being decoded. concurrency: open conversations. pages: of page_size tokens each.
+    slots: actions being decoded. concurrency: open episodes. pages: of page_size tokens each.
+    conversations: of an episode; pages are for all of them.
     token_bytes: keys and values of one token in all layers, on one device.
     reshard: cost of the sampler's copy of the policy; None: unknown.
     gathered_bytes: keys and values of one layer that a decode step gathers of whole rows, on one
@@ -71,6 +72,7 @@ class CachePlan:
     states: int = 0
     state_bytes: int = 0
     history_bytes: int = 0
+    conversations: int = 1
 
     @property
     def row_pages(self) -> int:
@@ -106,8 +108,11 @@ class CachePlan:
             gathered += f"; {states}, {self.states - self.slots} of them kept for later turns"
         if self.history_bytes:
             gathered += f"; {format_bytes(self.history_bytes)} of token counts for penalties"
+        opened = f"{self.concurrency} conversations"
+        if self.conversations > 1:
+            opened = f"{self.concurrency} episodes of {self.conversations} conversations"
         return (
-            f"KV cache: {self.slots} slots{cut} for {self.concurrency} conversations,"
+            f"KV cache: {self.slots} slots{cut} for {opened},"
             f" {format_bytes(self.bytes)} in {self.pages} pages of {self.page_size} tokens"
             f" ({format_bytes(self.token_bytes)} per token, {format_bytes(row_bytes)} per"
             f" conversation of {self.max_context} tokens; {fit} of them fit at once){gathered}{way}"
@@ -124,6 +129,7 @@ def plan_cache(
     free_bytes: int | None = None,
     read_plan: KVReadPlan = ANYWHERE,
     per_turn: bool = False,
+    conversations: int = 1,
 ) -> CachePlan:
     """The cache of a run: every open conversation at full length, limited by `cache_gib`.
 
@@ -132,20 +138,20 @@ def plan_cache(
       reshard: cost of the sampler's copy of the policy, which shares the memory with the cache.
       free_bytes: free memory of a device; None: unknown.
       read_plan: how the cache is read. Without blocks a decode step gathers whole rows.
-      per_turn: as of `SlotEngine`.
+      per_turn: as of `SlotEngine`. conversations: of an episode.
 
     Raises:
       ValueError: numbers that shards do not divide, or that the model has no use for; less memory
         than one conversation needs; more than a device has.
     """
-    concurrency, slots, states = _counts(arch, rollout, shards)
+    concurrency, slots, states = _counts(arch, rollout, shards, conversations)
     heads = kv_heads_of_device(arch.heads, arch.cached_heads, tensor)
     layers = sum(not arch.is_recurrent(i) for i in range(arch.layers))
     token_bytes = layers * heads * arch.cached_numbers * jnp.dtype(arch.dtype).itemsize
     page_bytes = token_bytes * rollout.page_size
     row_pages = -(-rollout.max_context // rollout.page_size)
     row_bytes = row_pages * page_bytes // layers  # in one layer
-    pages = concurrency // shards * row_pages
+    pages = concurrency // shards * conversations * row_pages
     if rollout.cache_gib is not None:
         pages = min(pages, int(rollout.cache_gib * GIB) // page_bytes)
     if pages < row_pages:
@@ -169,6 +175,7 @@ def plan_cache(
         state_bytes=_state_bytes(arch, (states + slots) // shards),
         # As it does with their numbers of tokens, int32.
         history_bytes=per_turn * 2 * 4 * (slots // shards) * -(-arch.vocab_size // tensor),
+        conversations=conversations,
     )
     if free_bytes is not None:
         _check_free(rollout, plan, free_bytes)
@@ -176,11 +183,14 @@ def plan_cache(
     return plan
 
 
-def _counts(arch: Architecture, rollout: schema.Rollout, shards: int) -> tuple[int, int, int]:
-    """Open conversations, slots and states of recurrent layers, of all shards; see `plan_cache`."""
+def _counts(
+    arch: Architecture, rollout: schema.Rollout, shards: int, conversations: int
+) -> tuple[int, int, int]:
+    """Open episodes, slots and states of recurrent layers, of all shards; see `plan_cache`."""
     concurrency = rollout.open_at_once
     slots = concurrency if rollout.slots is None else min(rollout.slots, concurrency)
-    kept = concurrency if rollout.cached_states is None else rollout.cached_states
+    every = concurrency * conversations
+    kept = every if rollout.cached_states is None else rollout.cached_states
     sizes = {"concurrency": concurrency, "slots": slots, "cached_states": kept}
     for name, size in sizes.items():
         if size % shards:
@@ -232,7 +242,8 @@ def _check_free(rollout: schema.Rollout, plan: CachePlan, free_bytes: int) -> No
     together = f"with {' and '.join(others)} together " if others else ""
     raise ValueError(
         f"config.rollout.cache_gib: got {rollout.cache_gib}, which means {format_bytes(plan.bytes)}"
-        f" per device for {plan.concurrency} conversations of {plan.max_context} tokens;"
+        f" per device for {plan.concurrency * plan.conversations} conversations of"
+        f" {plan.max_context} tokens;"
         f" allowed: {together}less than the {format_bytes(free_bytes)} that are free."
     )
 

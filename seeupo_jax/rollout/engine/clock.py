@@ -24,35 +24,71 @@ class Ticket(NamedTuple):
     decode: Dispatch
 
 
-class Clock:
-    """Seconds of prefilling and of decoding since `begin`.
+class DispatchTimes:
+    """When the devices were busy, of dispatches that they do one after the other.
 
-    The devices do one dispatch after the other, so the time from the end of one, or from when it
-    was given to them if that was later, to the end of the next is the next one's. A thread waits
-    for the ends: nothing is held up, and a dispatch that holds the host up, as a loop on a GPU
-    does, hides none.
+    The time from the end of one, or from when it was given to them if that was later, to the end of
+    the next is the next one's. A thread waits for the ends: nothing is held up, and a dispatch that
+    holds the host up, as a loop on a GPU does, hides none.
+
+    Attributes:
+      idle_s: seconds in which the devices had nothing to do, since the end of the first dispatch.
     """
 
     def __init__(self) -> None:
+        self.idle_s = 0.0
         self._thread: ThreadPoolExecutor | None = None
+        self._ended: float | None = None  # the last dispatch that is known to be over
+
+    def note(self, began: float, results: Any) -> Dispatch:
+        """A dispatch that was given to the devices at `began`; `results` are arrays of its own."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="clock")
+        return Dispatch(began, self._thread.submit(_end, results))
+
+    def wait(self, dispatch: Dispatch) -> float:
+        """Waits until a dispatch is over, the oldest first; the seconds that it took."""
+        ended, before = dispatch.ended.result(), self._ended
+        self._ended = ended
+        if before is None:
+            return ended - dispatch.began
+        self.idle_s += max(0.0, dispatch.began - before)
+        return ended - max(before, dispatch.began)
+
+    def close(self) -> None:
+        """Ends the thread once all dispatched work is finished."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+            self._thread = None
+
+
+class Clock:
+    """Seconds of prefilling and of decoding since `begin`."""
+
+    def __init__(self) -> None:
+        self._times = DispatchTimes()
         self.begin()
 
     def begin(self) -> None:
         """Starts from zero."""
+        self._times.close()
+        self._times = DispatchTimes()
         self._seconds = {"prefill_s": 0.0, "decode_s": 0.0}
-        self._ended = 0.0  # the last dispatch that is known to be over
         self._prefills: list[Dispatch] = []
 
     def end(self) -> None:
         """Ends the thread once all dispatched work is finished; the seconds stay readable."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=False)
-            self._thread = None
+        self._times.close()
 
     @property
     def seconds(self) -> Mapping[str, float]:
         """Seconds by kind of dispatch."""
         return dict(self._seconds)
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds without a dispatch, since the end of the first; see `DispatchTimes`."""
+        return self._times.idle_s
 
     @staticmethod
     def now() -> float:
@@ -61,28 +97,18 @@ class Clock:
 
     def prefill(self, began: float, mark: Any) -> None:
         """Notes a prefill that was dispatched at `began`; `mark` is an array of its results."""
-        self._prefills.append(self._dispatch(began, mark))
+        self._prefills.append(self._times.note(began, mark))
 
     def decode(self, began: float, results: Any) -> Ticket:
         """Notes a decode dispatch, as `prefill`."""
         prefills, self._prefills = self._prefills, []
-        return Ticket(prefills, self._dispatch(began, results))
+        return Ticket(prefills, self._times.note(began, results))
 
     def land(self, ticket: Ticket) -> None:
         """Waits for the results of a decode dispatch."""
         for prefill in ticket.prefills:
-            self._add("prefill_s", prefill)
-        self._add("decode_s", ticket.decode)
-
-    def _dispatch(self, began: float, results: Any) -> Dispatch:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="clock")
-        return Dispatch(began, self._thread.submit(_end, results))
-
-    def _add(self, kind: str, dispatch: Dispatch) -> None:
-        ended = dispatch.ended.result()
-        self._seconds[kind] += ended - max(self._ended, dispatch.began)
-        self._ended = ended
+            self._seconds["prefill_s"] += self._times.wait(prefill)
+        self._seconds["decode_s"] += self._times.wait(ticket.decode)
 
 
 def _end(results: Any) -> float:

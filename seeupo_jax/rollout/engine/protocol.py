@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -70,7 +71,7 @@ class Turn:
 
     key: identifies the conversation in the answer; one turn of a conversation at a time.
     context: all tokens before the action.
-    group: conversations of one group begin alike and are best kept together.
+    group: conversations of one group begin alike.
     task, member, turn: with the collection's seed and iteration, all that random numbers derive
       from: nothing that other conversations share or shift.
     tools: that exist, where a grammar allows well-formed calls only.
@@ -80,6 +81,7 @@ class Turn:
     sampling: None: the engine's. constraint: instead of the run's grammar.
     view: makes the conversation that ends with an action of these tokens, for a judge.
     role: that acts.
+    shard: of the engine's rows, the same for all turns of a conversation; see `shard_owners`.
     """
 
     key: int
@@ -95,6 +97,7 @@ class Turn:
     constraint: Constraint | None = None
     view: Callable[[Sequence[int]], FinishedEpisode] | None = field(default=None, compare=False)
     role: str = ""
+    shard: int = 0
 
 
 @dataclass(frozen=True)
@@ -150,8 +153,20 @@ class Engine(Protocol):
         """
         ...
 
-    def owns(self, group: int) -> bool:
-        """Whether a group's conversations are this process's to hold."""
+    @property
+    def shard_owners(self) -> Sequence[int]:
+        """The process of each shard of its rows, over which conversations are dealt.
+
+        A process has as many as any other, and submits turns of its own alone.
+        """
+        ...
+
+    def one_policy(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, collections of the same parameters share what the first one prepares.
+
+        That is memory of the devices: a cache, and a copy of the policy. Nothing that one has
+        cached is read by the next. It is freed at the end; otherwise at the end of a collection.
+        """
         ...
 
     def fits(self, context: Sequence[int]) -> bool:

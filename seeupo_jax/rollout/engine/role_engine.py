@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,10 @@ class FrozenPolicy:
 
 
 class RoleEngine:
-    """An `Engine` of one process that gives each turn to the engine of its role.
+    """An `Engine` that gives each turn to the engine of its role.
+
+    Several processes have the same roles. Their engines step together, those at servers each by
+    itself.
 
     Args:
       policy: samples the turns of all roles that are not frozen.
@@ -56,8 +60,16 @@ class RoleEngine:
         self._frozen_keys.clear()
         self._counts = Counter({FROZEN_TURNS: 0, FROZEN_TOKENS: 0})
 
-    def owns(self, group: int) -> bool:
-        return self._policy.owns(group)
+    @property
+    def shard_owners(self) -> Sequence[int]:
+        return self._policy.shard_owners
+
+    @contextlib.contextmanager
+    def one_policy(self) -> Iterator[None]:
+        with contextlib.ExitStack() as entered:
+            for engine in self._engines:
+                entered.enter_context(engine.one_policy())
+            yield
 
     def fits(self, context: Sequence[int]) -> bool:
         return all(engine.fits(context) for engine in self._engines)
@@ -69,6 +81,8 @@ class RoleEngine:
         self._policy.submit(turn)
 
     def step(self, unfinished: bool, stop: bool = False) -> list[Action] | None:
+        # While one engine of one process has an action under way, no engine of any process ends.
+        unfinished = unfinished or self.busy
         steps = [engine.step(unfinished, stop) for engine in self._engines]
         if all(actions is None for actions in steps):
             return None

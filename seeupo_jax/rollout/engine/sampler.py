@@ -189,7 +189,7 @@ def copy_pages(
 
 @functools.partial(
     jax.jit,
-    static_argnames=("network", "sampling", "steps", "kernel", "block", "records"),
+    static_argnames=("network", "sampling", "steps", "kernel", "block", "records", "fixed_steps"),
     donate_argnames=("pages", "slots"),
 )
 def decode(
@@ -205,8 +205,14 @@ def decode(
     kernel: str,
     block: int | None,
     records: bool = False,
+    fixed_steps: bool = False,
 ) -> tuple[Sampled, Sequence[LayerCache], Slots]:
-    """Samples up to `steps` tokens a row; every row stops at its own end token or limit."""
+    """Samples up to `steps` tokens a row; every row stops at its own end token or limit.
+
+    Args:
+      fixed_steps: whether all steps run even where every row has stopped. To stop with the last row
+        is a collective over all row shards in every step, which must not go between TPU slices.
+    """
     model, arch = network.bind(params), network.arch
     head_VD = model.head_VD(arch.dtype)
     end_ids = jnp.asarray(sampling.end_ids, jnp.int32)
@@ -234,7 +240,7 @@ def decode(
 
     def unfinished(carry: Any) -> jax.Array:
         i, _, _, _, alive_R, *_ = carry
-        return (i < most) & alive_R.any()
+        return i < most if fixed_steps else (i < most) & alive_R.any()
 
     most = steps if rows.own is None else rows.own.most_R.max()
     padding = _padding(network, sampling, (token_R.shape[0], steps), records, rows.own)

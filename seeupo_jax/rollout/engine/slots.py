@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,9 +20,9 @@ import numpy as np
 
 from seeupo_jax.parallel.compiling import Between, compile_all, never_stop
 from seeupo_jax.parallel.distributed import (
-    local_row_shards,
     local_rows,
     max_over_processes,
+    row_shard_owners,
     to_global,
 )
 from seeupo_jax.parallel.mesh import sharding
@@ -85,8 +86,13 @@ class SlotEngine:
       int8: whether the sampler's matrices of the layers are rounded to 8 bits.
       constraints: what makes the grammars of turns that ask for one; None: none may. Where only
         these constrain, a dispatch decodes one token while an action of its has a grammar.
+      fixed_steps: as of `sampler.decode`.
       per_turn: whether turns may have their own sampling, which is of all others then the default.
         One program draws for all, and computes no entropies.
+      agree: from numbers of this process to the largest of each over all processes.
+
+    Attributes:
+      prepared: how often the cache was allocated and the policy laid out.
     """
 
     def __init__(
@@ -102,19 +108,23 @@ class SlotEngine:
         few: bool = False,
         records: bool = False,
         int8: bool = False,
+        fixed_steps: bool = False,
         per_turn: bool = False,
         read_plan: KVReadPlan = ANYWHERE,
         grammars: Grammars | None = None,
         constraints: Constraints | None = None,
+        agree: Callable[[Sequence[int]], list[int]] = max_over_processes,
     ):
         self._arch, self._sampling, self.plan = network.arch, sampling, plan
         self._layout, self._reshard_bytes = SamplerLayout(network, mesh, int8=int8), 0
         self._training, self._per_turn = sampling.temperature, per_turn
+        self._fixed_steps = fixed_steps
         self._mesh, self._read_plan, self._grammars = mesh, read_plan, grammars
-        self._constraints = constraints
+        self._constraints, self._agree = constraints, agree
         self._steps = 1 if grammars is not None else min(steps, sampling.max_tokens)
         self._group_size = group_size if read_plan.kernel == "xla" else 1
-        local = [0] if mesh is None else local_row_shards(mesh)
+        self._owners = [jax.process_index()] if mesh is None else row_shard_owners(mesh)
+        local = [i for i, owner in enumerate(self._owners) if owner == jax.process_index()]
         self._records, routing = records, self._arch.routing if records else None
         self._shards = {number: self._new_shard(routing) for number in local}
         parts = 1 if read_plan.block is not None else 4
@@ -125,6 +135,8 @@ class SlotEngine:
             length: prefilled_rows(prefill_tokens, length, few=few) for length in (LONG, SHORT)
         }
         self._params: Any = None
+        self._given: Sequence[Any] = ()  # the parameters that `_params` are of, where both are kept
+        self._keeps, self.prepared = False, 0
         self._numbers = (np.uint32(0), np.uint32(0))
         self._flights: deque[_PendingDispatch] = deque()
         self._to_record: list[Callable[[], None]] = []
@@ -144,8 +156,19 @@ class SlotEngine:
     def poll_interval_s(self) -> float | None:
         return None if jax.process_count() == 1 else 0.005
 
-    def owns(self, group: int) -> bool:
-        return group % self.plan.shards in self._shards
+    @property
+    def shard_owners(self) -> Sequence[int]:
+        return self._owners
+
+    @contextlib.contextmanager
+    def one_policy(self) -> Iterator[None]:
+        outer, self._keeps = self._keeps, True
+        try:
+            yield
+        finally:
+            self._keeps = outer
+            if not outer:
+                self._free()
 
     def fits(self, context: Sequence[int]) -> bool:
         return len(context) + self._sampling.max_tokens <= self.plan.max_context
@@ -156,18 +179,19 @@ class SlotEngine:
         """Starts a collection with an empty cache, which only these parameters will fill."""
         for shard in self._shards.values():
             shard.reset()
-        self._free()
+        self._end_collection()
         self._clock.begin()
-        with self.mesh_in_force():
-            self._params = jax.block_until_ready(self._layout.place(params))  # needs memory itself
-            self._pages, self._slots = self._empty()
-        self._reshard_bytes = self._layout.reshard(params).own_bytes
+        given, self._reshard_bytes = jax.tree.leaves(params), 0
+        if not _same_arrays(given, self._given):
+            self._free()
+            self._prepare(params)
+            self._given = given if self._keeps else ()
         self._numbers = (np.uint32(seed), np.uint32(iteration))
         temperature = self._training if temperature is None else temperature
         self._sampling = self._sampling._replace(temperature=temperature)
 
     def submit(self, turn: Turn) -> None:
-        self._shards[turn.group % self.plan.shards].waiting.append(turn)
+        self._shards[turn.shard].waiting.append(turn)
 
     def cancel(self, key: int) -> None:
         for shard in self._shards.values():
@@ -192,10 +216,11 @@ class SlotEngine:
             int(masked),
             int(stop),
         ]
-        more, copying, rows, width, *tiles, begun, masked, stopping = max_over_processes(wants)
+        more, copying, rows, width, *tiles, begun, masked, stopping = self._agree(wants)
         if stopping or not more:
-            self._free()
+            self._end_collection()
         if stopping:
+            self._free()
             raise Stopped
         if not more:
             return None
@@ -233,7 +258,7 @@ class SlotEngine:
                 self._decode(empty, rows, width, masked=self._grammars is not None)
                 self._land()
         jax.block_until_ready(self._pages)
-        self._free()
+        self._end_collection()
 
     def programs(self, params: Any) -> Iterator[Program]:
         """Every program that `compile` runs, by the shapes of its arguments; nothing is allocated.
@@ -289,6 +314,11 @@ class SlotEngine:
     def seconds(self) -> Mapping[str, float]:
         return self._clock.seconds
 
+    @property
+    def idle_s(self) -> float:
+        """Seconds of the collection in which no prefill or decoding was dispatched."""
+        return self._clock.idle_s
+
     def mesh_in_force(self) -> contextlib.AbstractContextManager[Any]:
         """Where the engine's programs run and compile."""
         return contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh)
@@ -297,12 +327,26 @@ class SlotEngine:
         words = -(-self._arch.vocab_size // 32)
         return SlotShard(self.plan, self._sampling.max_tokens, routing, mask_words=words)
 
-    def _free(self) -> None:
-        """Leaves the devices' memory to the sweep: the cache's and the policy's copy's."""
-        self._params = self._pages = self._slots = None
+    def _prepare(self, params: Any) -> None:
+        """Takes the devices' memory: the policy's copy's, and the cache's."""
+        with self.mesh_in_force():
+            self._params = jax.block_until_ready(self._layout.place(params))  # needs memory itself
+            self._pages, self._slots = self._empty()
+        self._reshard_bytes = self._layout.reshard(params).own_bytes
+        self.prepared += 1
+
+    def _end_collection(self) -> None:
+        """Forgets the dispatches; leaves the devices' memory to the sweep unless it is kept."""
         self._flights.clear()
         self._to_record.clear()
         self._clock.end()
+        if not self._keeps:
+            self._free()
+
+    def _free(self) -> None:
+        """Frees the memory that `_prepare` took."""
+        self._params = self._pages = self._slots = None
+        self._given = ()
 
     def _empty(self) -> tuple[Any, Any]:
         """The cache and the slots, with nothing in them."""
@@ -422,6 +466,7 @@ class SlotEngine:
             steps,
             *self._read_plan,
             self._records,
+            self._fixed_steps,
         )
 
     def _decode(self, jobs: Sequence[list[Job]], rows: int, width: int, *, masked: bool) -> None:
@@ -462,3 +507,7 @@ class SlotEngine:
                 alive = bool(alive_R[row])
                 actions += shard.on_result(job, *result, alive=alive, routed_KG=routed_KG)
         return actions
+
+
+def _same_arrays(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(some) == len(others) and all(map(operator.is_, some, others))

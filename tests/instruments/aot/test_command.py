@@ -1,11 +1,12 @@
+import contextlib
 import dataclasses
+import io
 import json
 import re
 import sys
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import tpu_cases
 from jax.experimental.compilation_cache import compilation_cache
@@ -21,6 +22,7 @@ from seeupo_jax.learner.program_warming import sweep_programs
 from seeupo_jax.planning import chips, flops
 from seeupo_jax.planning.aot import measure, search
 from seeupo_jax.planning.aot.report import Report
+from seeupo_jax.planning.collectives import collectives
 from seeupo_jax.planning.slices.slice_programs import choose_programs, list_programs, prepare
 from seeupo_jax.policy.files.weights import load_architecture
 
@@ -44,11 +46,17 @@ def sentence(capsys):
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory):
-    """All that the command writes of the small configuration."""
+def written(tmp_path_factory):
+    """All that the command writes of the small configuration, and all that it prints."""
     file = tmp_path_factory.mktemp("aot") / "report.json"
-    assert run(f"--programs={COMPILED}", f"--json={file}") == 0
-    return json.loads(file.read_text())
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert run(f"--programs={COMPILED}", f"--json={file}") == 0
+    return json.loads(file.read_text()), printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def report(written):
+    return written[0]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +105,8 @@ def test_a_program_is_told_with_what_it_works_on_and_what_lies_beside_it(report,
         p for p in sweep_programs(setup.learner, setup.trajectories) if p.name == "sweep/turn 512"
     )
     leaves = jax.tree.leaves(step.arguments(setup.state, setup.reference))
-    batch = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
+    structs = (leaf for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct))
+    batch = sum(x.size * x.dtype.itemsize for x in structs if x.sharding is None)  # from the host
     # A microbatch's two rows take the room of eight on a TPU.
     assert batch < turn["inside"]["batch, padding"] < 4 * batch
     assert turn["inside"]["gradients"] == parts["parameters"]
@@ -127,6 +136,21 @@ def test_flops_and_traffic_are_of_all_microbatches_and_of_all_decoded_tokens(rep
 
 
 @needs_libtpu
+@pytest.mark.parametrize("sampler", ["None", "{'data': 4, 'tensor': 2}"])
+def test_no_decode_step_meets_another_slice(sampler):
+    """Compiled for two slices of four chips: what goes between them, the hosts send."""
+    fields = ["mesh={'data': 1, 'fsdp': 4, 'tensor': 2}", f"rollout.mesh={sampler}"]
+    found = prepare(load_config(SMALL, fields), chips.parse_topology("v6e:2x2*2"))
+    where = [device.slice_index for device in found.sampler_mesh.devices.flat]
+    assert where == [0] * 4 + [1] * 4
+    for program in choose_programs(list_programs(found), ["rollout/reshard", "rollout/decode"]):
+        text = program.lower().compile().as_text()
+        crosses = program.kind == "rollout/reshard"  # once a rollout
+        axes = {axis for each in collectives(text, program.mesh.shape) for axis in each.axes}
+        assert ("slices" in axes) == ("xla_megascale_runtime" in text) == crosses
+
+
+@needs_libtpu
 def test_the_estimate_of_an_iteration_counts_every_program(report):
     made = report["iteration"]
     assert made["sampled"] == 64 and made["context"] == 8 * (512 - 4 * 64)
@@ -138,6 +162,35 @@ def test_the_estimate_of_an_iteration_counts_every_program(report):
         "sweep/turn": 4,
     }
     assert all(0 < part["step_s"] <= part["serial_s"] for part in made["parts"])
+
+
+@needs_libtpu
+def test_times_are_told_at_best_and_at_published_efficiency(written):
+    report, printed = written
+    assert report["efficiency"] == {"compute": 0.6, "memory": 0.6}
+    for each in report["programs"].values():
+        line = each["roofline"]
+        slower = max(line["compute_s"], line["memory_s"]) / 0.6
+        assert line["published_s"] == pytest.approx(max(slower, line["serial_s"]))
+    made = report["iteration"]
+    for key in ("step_s", "serial_s", "published_s"):
+        assert made[key] == pytest.approx(sum(part[key] for part in made["parts"]))
+    pattern = (
+        r"one iteration, estimated: (\S+) s on the devices at published efficiency;"
+        r" at best (\S+) to (\S+) s \(full overlap to no overlap\)"
+    )
+    published, *best = map(float, re.search(pattern, printed).groups())
+    assert published == pytest.approx(made["published_s"], rel=0.01)
+    assert best[0] <= best[1] <= published
+    assert "published efficiency: 60% of the peak FLOP/s, 60% of the memory's bandwidth" in printed
+    assert f"left out: {'; '.join(report['left_out'])}\n" in printed
+    for what in ("hosts", "environments", "waves", "resharding", "stragglers"):
+        assert what in " ".join(report["left_out"])
+    # Of the model's FLOPs, over those of four chips of 197 TFLOP/s.
+    row = re.search(r"MFU, published +(\d+)%", printed)
+    turn = report["programs"]["sweep/turn"]
+    mfu = turn["needed_flops"] / (4 * 197e12 * turn["roofline"]["published_s"])
+    assert int(row[1]) == round(100 * mfu) <= 60
 
 
 @needs_libtpu

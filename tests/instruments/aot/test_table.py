@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from seeupo_jax.instruments.aot.table import main
+from seeupo_jax.instruments.aot.table import main, row
 
 REPORT = {
     "command": "--config=package:quickstart --topology=v5e:2x2",
@@ -14,6 +14,7 @@ REPORT = {
     "hbm_bytes": 2**30,
     "fits": True,
     "iteration": None,
+    "efficiency": {"compute": 0.6, "memory": 0.6},
 }
 
 
@@ -25,7 +26,15 @@ def test_a_report_is_a_row_with_its_command(tmp_path, capsys):
     assert f"python -m seeupo_jax.aot {REPORT['command']}\n" in printed
 
 
-@pytest.mark.parametrize("content", [None, "", "[]", '{"programs": {}}'])
+def test_an_iteration_is_told_at_best_and_at_published_efficiency():
+    made = {"step_s": 12.1, "serial_s": 21.8, "published_s": 1_031.6}
+    assert row(REPORT | {"iteration": made})[-2:] == ("12 to 22", "1,032")
+
+
+EARLIER = json.dumps({key: value for key, value in REPORT.items() if key != "efficiency"})
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", '{"programs": {}}', EARLIER])
 def test_what_is_no_report_is_a_sentence(content, tmp_path, capsys):
     if content is not None:
         (tmp_path / "r.json").write_text(content)

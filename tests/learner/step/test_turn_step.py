@@ -11,8 +11,7 @@ import pytest
 from seeupo_jax.learner.batching import (
     SegmentBatch,
     action_spans,
-    empty_batch,
-    empty_layout,
+    batch_shapes,
     lay_out,
     turn_batch,
 )
@@ -21,6 +20,7 @@ from seeupo_jax.types import NO_TARGET
 
 LEARNER = cases.learner()
 ROWS = SegmentBatch.of(cases.ragged())
+EMPTY = lay_out(ROWS, (), cases.SHAPES, (24,))
 ADVANTAGE_N = np.array([1.0, -0.5, 0.25, -1.0, 9.0, 0.5, 1.5, -2.0], np.float32)
 FACTOR_N = np.array([1.1, 0.9, 1.0, 0.5, 7.0, 1.15, 0.85, 1.05], np.float32)
 
@@ -56,7 +56,7 @@ class Result:
 
 def step(batch, refresh=None, state=None, learner=LEARNER):
     if refresh is None:
-        refresh, _ = make_refresh_batch(ROWS, empty_layout(24), [], cases.SHAPES, [])
+        refresh, _ = make_refresh_batch(ROWS, EMPTY, [], cases.SHAPES, [])
     out = learner.turn_step(
         cases.new_state(LEARNER.optimizer) if state is None else state,
         batch,
@@ -259,10 +259,17 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(turn_2):
     cases.assert_trees_equal(result.state, before._replace(skipped=np.int32(1)))
 
 
-def test_a_batch_without_rows_changes_no_bit():
+@pytest.mark.parametrize("zeros", [False, True])
+def test_a_batch_without_rows_changes_no_bit(zeros):
+    """zeros: as programs are warmed."""
     before = cases.host(cases.new_state(LEARNER.optimizer))
-    sizes = {"length": 24, "action": cases.SHAPES.action}
-    empty = empty_batch(ROWS, cases.SHAPES, LEARNER.per_token, **sizes)
+    action, fields = cases.SHAPES.action, LEARNER.per_token
+    if zeros:
+        structs = batch_shapes(ROWS, cases.SHAPES, fields, length=24, action=action)
+        empty = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), structs)
+    else:
+        none = dict.fromkeys(fields, ())
+        empty = turn_batch(ROWS, EMPTY, cases.SHAPES, none, action=action)
     result = step(empty)
     cases.assert_trees_equal(result.state, before)
     np.testing.assert_array_equal(result.cumulative_ratio_N, FACTOR_N)

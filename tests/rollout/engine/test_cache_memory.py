@@ -32,6 +32,14 @@ def test_the_cache_is_every_conversation_at_full_length():
     assert plan_cache(ARCH, ROLLOUT, tensor=3).token_bytes == 4 * of_one
 
 
+def test_the_cache_has_room_for_every_conversation_of_an_episode():
+    one, two = (plan_cache(ARCH, ROLLOUT, conversations=count) for count in (1, 2))
+    assert (two.slots, two.concurrency, two.pages) == (16, 16, 2 * one.pages)
+    assert "16 slots for 16 episodes of 2 conversations" in str(two)
+    with pytest.raises(ValueError, match="for 32 conversations of 100 tokens; allowed: less than"):
+        plan_cache(ARCH, ROLLOUT, conversations=2, free_bytes=two.bytes - 1)
+
+
 @pytest.mark.parametrize("tensor", [1, 8])
 def test_a_token_of_latents_takes_70_kilobytes_in_deepseek_v3(tensor):
     """70.272 KB, as its authors count (arXiv:2505.09343, table 1); keys and values 5 million."""

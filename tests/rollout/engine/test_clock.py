@@ -32,8 +32,11 @@ def test_idle_time_is_nobodys(clock):
     clock.land(clock.decode(5, 6))
     clock.land(clock.decode(100, 102))  # the environments took their time
     assert clock.seconds == {"prefill_s": 0, "decode_s": 3}
+    assert clock.idle_s == 100 - 6
+    clock.land(clock.decode(101, 104))  # given before the end of the one before
+    assert clock.idle_s == 100 - 6
     clock.begin()
-    assert clock.seconds == {"prefill_s": 0, "decode_s": 0}
+    assert clock.seconds == {"prefill_s": 0, "decode_s": 0} and clock.idle_s == 0
 
 
 def test_an_end_is_seen_while_the_host_is_held_up(monkeypatch):

@@ -20,6 +20,7 @@ from seeupo_jax.parallel.mesh import (
     sampler_mesh,
     sharding,
 )
+from seeupo_jax.planning.collectives import collectives
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.rollout.engine import sampler
@@ -114,6 +115,36 @@ def test_actions_do_not_depend_on_the_samplers_layout(sizes):
 
     with ThreadPoolExecutor(1) as thread:
         played = thread.submit(run).result()
+    for key, turns in alone().items():
+        for (context, action, logp), got in zip(turns, played[key], strict=True):
+            assert got[:2] == (context, action)
+            np.testing.assert_allclose(got[2], logp, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [REPLICATED, schema.Mesh(data=2, fsdp=2, tensor=2), schema.Mesh(data=2, fsdp=4)],
+    ids=("data 4 x tensor 2", "data 2 x fsdp 2 x tensor 2", "data 2 x fsdp 4"),
+)
+def test_with_fixed_steps_replicas_decode_apart_from_each_other(sizes):
+    """As slices must, which only `data` lies across."""
+    mesh, params = placed()
+    own = sampler_mesh(mesh, sizes)
+    inner = {axis for axis in ("fsdp", "tensor") if own.shape[axis] > 1}
+    for fixed, crossing in ((True, set()), (False, {"data"})):
+        engine = make_engine(own, fixed_steps=fixed)
+        (decoded, *_) = (p for p in engine.programs(params) if "rollout/decode" in p.name)
+        with engine.mesh_in_force():
+            text = decoded.lower().compile().as_text()
+        axes = {axis for each in collectives(text, own.shape) for axis in each.axes}
+        assert axes == inner | crossing
+
+
+def test_fixed_steps_sample_the_same_tokens():
+    mesh, params = placed()
+    engine = make_engine(sampler_mesh(mesh, REPLICATED), fixed_steps=True, steps=4)
+    with jax.set_mesh(mesh):
+        played = play(engine, params)
     for key, turns in alone().items():
         for (context, action, logp), got in zip(turns, played[key], strict=True):
             assert got[:2] == (context, action)

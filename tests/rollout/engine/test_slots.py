@@ -14,7 +14,7 @@ from rollout_cases import converse, stir
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.metrics.compilation import Compilations
-from seeupo_jax.parallel.mesh import make_mesh, param_shardings, row_shards
+from seeupo_jax.parallel.mesh import make_mesh, param_shardings, row_shards, sampler_mesh
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture, DeltaNet, LatentAttention
 from seeupo_jax.policy.rope import Rope
@@ -470,6 +470,57 @@ def test_eight_devices_give_the_actions_of_one():
         engine = make_engine(mesh=mesh)
         assert_same(play(engine, placed), alone)
         assert_same(play(engine, placed, shuffle=3, delay=3), alone)
+
+
+# Two groups of eight, whose prompts begin alike.
+SPLIT = {key: (key // 8, STARTS[key // 8]) for key in range(16)}
+TWO_GROUPS = {"tasks": 2, "group_size": 8}
+
+
+def test_eight_shards_split_two_groups_and_give_the_actions_of_one_device():
+    mesh = make_mesh(schema.Mesh(data=8))
+    network, params = make()
+    options = {"prompts": SPLIT, "answer": observation}
+    alone = converse(make_engine(**TWO_GROUPS), params, **options)
+    placed = jax.device_put(params, param_shardings(mesh, network.logical_axes(), params))
+    with jax.set_mesh(mesh):
+        engine = make_engine(mesh=mesh, **TWO_GROUPS)
+        assert_same(converse(engine, placed, **options, shuffle=1, delay=2), alone)
+        assert min(shard.usage()["decoded_tokens"] for shard in engine._shards.values()) > 0
+        converse(engine, placed, SPLIT, turns=1)
+    # Each prompt but its last token, which is decoding's, once on each of four shards.
+    assert engine.usage()["prefilled_tokens"] == 4 * (209 + 129)
+
+
+@pytest.mark.parametrize("shards", [1, 8])
+def test_collections_of_one_policy_are_prepared_once(shards):
+    """And are those of a cold engine, to the last bit."""
+    network, params = make()
+    trainers = make_mesh(schema.Mesh(data=4, fsdp=2)) if shards > 1 else None
+    mesh = None if trainers is None else sampler_mesh(trainers, schema.Mesh(data=-1))
+    if trainers is not None:
+        axes = network.logical_axes()
+        params = jax.device_put(params, param_shardings(trainers, axes, params))
+    engine = make_engine(mesh=mesh, **TWO_GROUPS)
+    options = {"prompts": SPLIT, "answer": observation, "turns": 2}
+    cold = [converse(engine, params, **options, iteration=number) for number in (2, 3)]
+    moved = engine.usage()["reshard_bytes"]
+    assert engine.prepared == 2 and (moved > 0) == (shards > 1)
+    compilations = Compilations()
+    with engine.one_policy():
+        for number in (0, 1, 0):
+            assert converse(engine, params, **options, iteration=2 + number) == cold[number]
+            assert (engine.prepared, engine.usage()["reshard_bytes"]) == (3, moved)
+            moved = 0
+        pages = weakref.ref(engine._pages[0].k)
+        other = jax.tree.map(jnp.copy, params)
+        assert converse(engine, other, **options) == cold[0] and engine.prepared == 4
+        assert pages() is None and engine._pages is not None
+    compilations.close()
+    assert engine._params is engine._pages is engine._slots is None
+    assert converse(engine, other, **options) == cold[0] and engine.prepared == 5
+    # `jnp.copy` is a program for each kind of array; the engine's are there already.
+    assert compilations.programs <= len({x.shape for x in jax.tree.leaves(params)})
 
 
 @pytest.mark.parametrize("tensor, heads", [(4, 4), (8, 8)])

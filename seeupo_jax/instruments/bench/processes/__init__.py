@@ -1,0 +1,1 @@
+"""Rollouts and sweeps in several processes, against one."""
