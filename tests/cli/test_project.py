@@ -44,7 +44,7 @@ LESS = (  # of a training: what shows that the project runs
 def parent(tmp_path_factory):
     """The folder that a project was written into."""
     parent = tmp_path_factory.mktemp("parent")
-    assert write_project("doors", parent) == parent / "doors"
+    assert write_project("lockers", parent) == parent / "lockers"
     return parent
 
 
@@ -59,16 +59,16 @@ def python(parent, *arguments):
 def test_its_files_are_clean_and_bear_its_name(parent):
     for check in ("check", "format --check"):
         settings = f"--config={ROOT / 'pyproject.toml'}"
-        done = python(parent, "ruff", *check.split(), "--no-cache", settings, "doors")
+        done = python(parent, "ruff", *check.split(), "--no-cache", settings, "lockers")
         assert done.returncode == 0, done.stdout + done.stderr
-    texts = {file.name: file.read_text() for file in (parent / "doors").iterdir()}
+    texts = {file.name: file.read_text() for file in (parent / "lockers").iterdir()}
     assert {"README.md", "client.py", "config.py", "tasks.jsonl"} <= texts.keys()
     assert not any("PROJECT" in text for text in texts.values())
-    assert "--config=doors/config.py --workdir=runs/doors" in texts["README.md"]
+    assert "--config=lockers/config.py --workdir=runs/lockers" in texts["README.md"]
 
 
 def test_its_tests_pass(parent):
-    done = python(parent, "pytest", "doors", "-q", "-p", "no:cacheprovider")
+    done = python(parent, "pytest", "lockers", "-q", "-p", "no:cacheprovider")
     assert done.returncode == 0 and "6 passed" in done.stdout, done.stdout
 
 
@@ -83,9 +83,9 @@ def test_the_commands_of_its_pages_pass_every_check(parent, monkeypatch):
     """With small policies at the places of those that are downloaded, or trained by a command."""
     monkeypatch.chdir(parent)
     (parent / "third_party").symlink_to(ROOT / "third_party")
-    for place in ("Qwen/Qwen3-0.6B", "runs/doors_sft/policy"):
+    for place in ("Qwen/Qwen3-0.6B", "runs/lockers_sft/policy"):
         save_policy(parent / place)
-    pages = [(parent / "doors" / "README.md"), ROOT / "docs" / "project.md"]
+    pages = [(parent / "lockers" / "README.md"), ROOT / "docs" / "project.md"]
     lines = [line for page in pages for line in commands(page.read_text())]
     assert {line[0] for line in lines} == {
         f"seeupo-{name}" for name in ("train", "evaluate", "sft", "serve")
@@ -102,13 +102,13 @@ def test_the_commands_of_its_pages_pass_every_check(parent, monkeypatch):
 
 @pytest.mark.exhaustive
 def test_its_training_is_explained_runs_and_is_evaluated(parent):
-    given = ("--config=doors/config.py", "--workdir=runs/doors", *LESS)
+    given = ("--config=lockers/config.py", "--workdir=runs/lockers", *LESS)
     explained = python(parent, "seeupo_jax.train", *given, "--explain")
     assert explained.returncode == 0, explained.stderr
-    assert "environment.py:Doors" in explained.stdout and "48" in explained.stdout
+    assert "environment.py:Lockers" in explained.stdout and "160" in explained.stdout
     trained = python(parent, "seeupo_jax.train", *given)
     assert trained.returncode == 0, trained.stderr
-    workdir = parent / "runs" / "doors"
+    workdir = parent / "runs" / "lockers"
     metrics = list(map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines()))
     (iteration,) = [line for line in metrics if "rollout/success_rate" in line]
     assert 0 <= iteration["rollout/executed_fraction"] <= 1
@@ -120,13 +120,13 @@ def test_its_training_is_explained_runs_and_is_evaluated(parent):
 
 def test_its_client_executes_the_calls_of_an_agent(parent, monkeypatch):
     """The agent is one that solves the task; what it is asked is what the server would read."""
-    monkeypatch.syspath_prepend(parent / "doors")
+    monkeypatch.syspath_prepend(parent / "lockers")
     for name in ("client", "environment"):
         monkeypatch.setitem(sys.modules, name, None)  # as it was, afterwards
         del sys.modules[name]
     client = importlib.import_module("client")
-    doors, asked = importlib.import_module("environment").Doors(), []
-    solution = iter(doors.solution("test/3"))
+    lockers, asked = importlib.import_module("environment").Lockers(), []
+    solution = iter(lockers.solution("test/3"))
 
     def create(*, model, messages, tools):
         asked.append([*messages])
@@ -146,7 +146,7 @@ def test_its_client_executes_the_calls_of_an_agent(parent, monkeypatch):
     assert score == 1.0 and [message["role"] for message in messages] == [
         *("user", "assistant", "tool", "assistant", "tool")
     ]
-    code = doors.tasks["test/3"]["code"]
+    code = lockers.tasks["test/3"]["code"]
     answer = {"role": "tool", "name": "find", "content": f"The code is {code}."}
     assert asked[1][-1] == answer | {"tool_call_id": "call_1"}
 
@@ -178,8 +178,8 @@ def save_chat_model(folder):
 
 @pytest.mark.exhaustive
 def test_a_chat_model_is_fine_tuned_trained_served_and_asked(tmp_path):
-    """The commands of the page on a project of its own: `doors`, and a client of what it serves."""
-    write_project("doors", tmp_path)
+    """The commands of the page on a project of its own: `lockers`, and a client of what it serves."""
+    write_project("lockers", tmp_path)
     save_chat_model(tmp_path / "model")
     page = (ROOT / "docs" / "project.md").read_text().partition("\n## A chat model\n")[2]
     (block,) = (each for each in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "sft" in each)
@@ -202,7 +202,7 @@ def test_a_chat_model_is_fine_tuned_trained_served_and_asked(tmp_path):
         url = re.search(r"http://\S+", server.stdout.readline())[0]
         variables = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "secret"}
         asked = subprocess.run(
-            [sys.executable, "doors/client.py", "test/1"],
+            [sys.executable, "lockers/client.py", "test/1"],
             cwd=tmp_path,
             env=environment() | variables,
             capture_output=True,
