@@ -178,7 +178,7 @@ def save_chat_model(folder):
 
 @pytest.mark.exhaustive
 def test_a_chat_model_is_fine_tuned_trained_served_and_asked(tmp_path):
-    """The commands of the page on a project of its own: `lockers`, and a client of what it serves."""
+    """The commands of the page on a project of its own, and a client of what it serves."""
     write_project("lockers", tmp_path)
     save_chat_model(tmp_path / "model")
     page = (ROOT / "docs" / "project.md").read_text().partition("\n## A chat model\n")[2]
