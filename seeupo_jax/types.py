@@ -302,8 +302,7 @@ class TurnBatch(NamedTuple):
     advantage_PA: float32.
     logp_PA: float32, log-probabilities under the parameters that the step begins from, with actions
       of several turns; right only where it matters: at actions that lie in several spans.
-    start_logp_PA, sampler_logp_PA: float32, log-probabilities under the parameters that sampled, by
-      the trainer's pass and as the sampler recorded them; with importance weights.
+    importance_PA: float32, the weight against the token's sampler; with importance weights.
     action_PA: int32, which of the span's actions it belongs to; with order=parallel.
     drift_sign_PA: float32, 1, -1 or 0, times log s the penalty; with KL-Cov.
     clip_scale_PA: float32, what the clip range of its turn is multiplied by; with an estimator that
@@ -330,8 +329,7 @@ class TurnBatch(NamedTuple):
     ref_logp_PA: jax.Array | None = None
     logp_PA: jax.Array | None = None
     advantage_PA: jax.Array | None = None
-    start_logp_PA: jax.Array | None = None
-    sampler_logp_PA: jax.Array | None = None
+    importance_PA: jax.Array | None = None
     action_PA: jax.Array | None = None
     value_PA: jax.Array | None = None
     returns_PA: jax.Array | None = None

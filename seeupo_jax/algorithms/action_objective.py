@@ -23,7 +23,7 @@ def action_objective(
     *,
     objective: Objective,
     ratio: str = "geometric",
-    importance: jax.Array | None = None,
+    importance_NL: jax.Array | None = None,
     clip_scale_NL: jax.Array | None = None,
     whole: WholeAction | None = None,
     **bounds: float | jax.Array | None,
@@ -40,7 +40,8 @@ def action_objective(
       objective: the entry of its term, of `algorithms/objectives` or a user's own.
       ratio: level of the ratio s and of log pi, as for `turn_ratio`: `geometric` is the mean over
         the tokens of log pi, `product` its sum, `token` a term a token.
-      importance: multiplies each term; [N], or [N, L] for `token`. None: 1.
+      importance_NL: [N, L], of every token, >= 0, multiplies each term and is held constant; where
+        the ratio is one number an action, so is this: the mean over its tokens. None: 1.
       clip_scale_NL: [N, L], of every token, multiplies clip_low and clip_high; where the ratio is
         one number an action, so is this: the mean over its tokens. None: 1.
       whole: where these are only some tokens of an action, from both log-probabilities, limited as
@@ -75,8 +76,10 @@ def action_objective(
     term, clipped = objective.function(**{name: arrays[name] for name in objective.needs}, **bounds)
     if objective.limit is not None:
         clipped = _mean((limited_NL != logp_NL).astype(jnp.float32), mask_NL)
-    if importance is not None:
-        term = importance * term
+    if importance_NL is not None:
+        importance = jnp.where(mask_NL > 0, importance_NL, 0.0)
+        importance = importance if single else _mean(importance, mask_NL)
+        term = jax.lax.stop_gradient(importance) * term
     if single:
         term, clipped = _mean(term, mask_NL), _mean(clipped, mask_NL)
     empty_N = mask_NL.sum(axis=-1) == 0

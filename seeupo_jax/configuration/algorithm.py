@@ -74,8 +74,6 @@ class LossOptions(ObjectiveOptions):
     )
     """Limit on tokens whose log-probability and advantage vary most together: none, no gradient
     (clip), or a penalty on their change since they were sampled (kl)."""
-    importance: Importance | None = optional()
-    """Importance weights of surrogates, trainer / sampler probability; none: no weights."""
     router_replay: str = choice("none", "old", "rollout")
     """Which pass chooses the experts of each token for all of a sweep's: none, each its own; old,
     the one that finds the old policy's log-probabilities; rollout, the sampler's."""
@@ -112,6 +110,9 @@ class SweepOptions:
     mask_above: float | None = within(0, 1, None)
     """Action tokens that the policy finds likelier than this are not learned from; none: all
     are."""
+    importance: Importance | None = optional()
+    """Importance weights: the probability of tokens under the policy before the sweep divided by
+    the sampler's; none: no weights."""
 
 
 @dataclass(frozen=True)

@@ -228,10 +228,11 @@ def _check_lora(config: Config) -> None:
 def _check_ahead(config: Config) -> None:
     drawn = {name: vars(config.rollout)[name] for name in ("top_k", "top_p", "grammar")}
     check_ahead(config.algorithm, drawn)
-    if config.agent.constraints:
+    if config.agent.constraints and config.algorithm.importance is None:
         raise ValueError(
-            "config.agent.constraints: got True with rollout_ahead=1; allowed: False, since ratios"
-            " would mix distributions with and without a mask."
+            "config.agent.constraints: got True with rollout_ahead=1; allowed: False unless"
+            " algorithm.importance is set, since ratios would mix distributions with and without a"
+            " mask."
         )
 
 

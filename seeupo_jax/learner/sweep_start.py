@@ -34,6 +34,7 @@ from seeupo_jax.learner.credit.running_rewards import Statistics
 from seeupo_jax.learner.credit.teaching import add_teaching, score_by_teachers, teacher_kl
 from seeupo_jax.learner.credit.turn_scores import score_turns
 from seeupo_jax.learner.expert_record import ExpertRecord, describe_routers
+from seeupo_jax.learner.importance_weights import weigh_tokens
 from seeupo_jax.learner.reference_policy import options_now, reference_of
 from seeupo_jax.learner.step.turn_step import TokenScores
 from seeupo_jax.learner.sweep_plan import Kind, SweepPlan, action_numbers
@@ -75,9 +76,9 @@ def begin_sweep(
     else:
         old_logp = per_token["old_logp"]
         metrics = first.metrics | initial_metrics(learner, rows, unmasked, initial)
-        per_token |= {"old_logp": _behaviour_logp(rows, old_logp, trajectories, version)}
-        if "start_logp" in learner.per_token:
-            per_token["start_logp"] = old_logp
+        if learner.algorithm.importance is None:
+            old_logp = _behaviour_logp(rows, old_logp, trajectories, version)
+            per_token |= {"old_logp": old_logp}
     scores = {"entropy": initial["entropy"]} | passes.statistics
     if "scorer" in kinds:
         epochs = plan.count("scorer")
@@ -104,10 +105,14 @@ def begin_sweep(
         advantage = add_teaching(arrays, learner.teaching, *scored, credit["advantage"])
         credit, metrics = credit | {"advantage": advantage}, metrics | teacher_kl(rows, *scored)
         per_token |= teacher.of_loss
-    per_token, metrics = per_token | credit, metrics | shares
+    # After advantages: those of a trajectory do not depend on which of its tokens are rejected.
+    accepted, importance, weighed = weigh_tokens(learner, unmasked, initial)
+    per_token = {**per_token, **credit, **importance}
+    metrics |= {**shares, **weighed}
     if "value" in kinds:
         metrics["sweep/explained_variance"] = _explained_variance(unmasked, per_token)
-    data = SweepData(unmasked, count_valid(learner, trajectories), initial, metrics)
+    valid = count_valid(learner, trajectories)
+    data = SweepData(accepted, valid, initial, metrics, sampled=unmasked)
     ones_N = learner.replicate(np.ones(rows.trajectories, np.float32))
     return SweepState(data, train, ones_N, per_token)
 
@@ -283,8 +288,6 @@ def derived_per_token(
     per_token: dict[str, Sequence[np.ndarray]] = {}
     if "logp" in learner.per_token:
         per_token["logp"] = initial["trainer_logp"]
-    if "sampler_logp" in learner.per_token:
-        per_token["sampler_logp"] = rows.logp
     if "drift_sign" in learner.per_token:  # each step sets its own
         per_token["drift_sign"] = [np.zeros(len(tokens), np.float32) for tokens in rows.tokens]
     if "action" in learner.per_token:
@@ -304,7 +307,10 @@ def _behaviour_logp(
     trajectories: Sequence[Trajectory],
     version: int,
 ) -> list[np.ndarray]:
-    """Log-probabilities under the policy that sampled; the sampler's if not the swept one."""
+    """Log-probabilities under the policy that sampled; the sampler's if not the swept one.
+
+    Without importance weights the ratios themselves correct for stale tokens.
+    """
     behaviour = []
     for segment, owner in enumerate(rows.trajectory_S):
         sampled_by = trajectories[owner].policy_version

@@ -176,10 +176,11 @@ def _check_dynamic_sampling(algorithm: Algorithm) -> None:
 
 
 def check_ahead(algorithm: Algorithm, drawn: Mapping[str, Any]) -> None:
-    """Checks that ratios can correct for trajectories that the previous policy sampled.
+    """Checks that trajectories which the previous policy sampled can be corrected for.
 
-    The sampler's log-probability is then the old policy's. It must be of the whole softmax, as the
-    trainer's is: else a ratio is not 1 where no parameter has changed.
+    Importance weights do it for every algorithm. Without them ratios do, in which the sampler's
+    log-probability is the old policy's. It must be of the whole softmax, as the trainer's is: else
+    a ratio is not 1 where no parameter has changed.
 
     Args:
       drawn: top_k, top_p and grammar of config.rollout.
@@ -187,9 +188,10 @@ def check_ahead(algorithm: Algorithm, drawn: Mapping[str, Any]) -> None:
     Raises:
       ValueError: one sentence with the field, what was got and what is allowed.
     """
+    if algorithm.importance is not None:
+        return
     needed = {
         "algorithm.old_policy": (algorithm.old_policy, algorithm.old_policy == "iteration"),
-        "algorithm.importance": (algorithm.importance, algorithm.importance is None),
         "algorithm.objective": (
             algorithm.objective,
             algorithm.objective_entry.has_ratio,
@@ -208,8 +210,9 @@ def check_ahead(algorithm: Algorithm, drawn: Mapping[str, Any]) -> None:
             }
             raise ValueError(
                 f"config.rollout_ahead: got 1 with {name}={value!r}; allowed: 0 unless it is"
-                f" {allowed.get(name, 'none')}, since what is sampled ahead is corrected by ratios"
-                " of whole softmaxes to the policy that sampled."
+                f" {allowed.get(name, 'none')} or algorithm.importance is set, since what is"
+                " sampled ahead is corrected by importance weights or by ratios of whole softmaxes"
+                " to the policy that sampled."
             )
 
 
