@@ -253,7 +253,9 @@ def _denominator(
     not count.
     """
     algorithm, data = learner.algorithm, current.data
-    sampled = update.spans if data.sampled is data.rows else action_spans(data.sampled, update.turns)
+    sampled = (
+        update.spans if data.sampled is data.rows else action_spans(data.sampled, update.turns)
+    )
     before, active, updated = (
         len({int(data.rows.trajectory_S[span.segment]) for span in some})
         for some in (sampled, update.spans, part)

@@ -65,9 +65,7 @@ def turn_loss(
     mask_PJA = by_action(row, config.actions)
     count_PJ = mask_PJA.sum(axis=2)
     mean = functools.partial(action_means, mask_PJA=mask_PJA)
-    term_PJ, clipped_PJ = _action_terms(
-        config, row, logp_PA, cumulative_ratio_P, mask_PJA, split
-    )
+    term_PJ, clipped_PJ = _action_terms(config, row, logp_PA, cumulative_ratio_P, mask_PJA, split)
     # How much of an action the span holds.
     part_PJ = (count_PJ > 0) * (1 if split is None else split.part)
     # An action's terms are means over its tokens.
