@@ -1,4 +1,8 @@
-"""Ratios are against the policy that sampled, also where it is not the one that is swept."""
+"""Ratios are against the policy that sampled, also where it is not the one that is swept.
+
+With importance weights they are against the policy before the sweep, and the weights alone against
+the one that sampled.
+"""
 
 import dataclasses
 import functools
@@ -94,6 +98,29 @@ def test_a_sweep_with_trajectories_of_other_policies_is_the_twins_with_what_they
 def test_trajectories_of_the_policy_that_is_swept_owe_nothing_to_what_was_recorded(version):
     observed = observe(sampled_by(*[version] * 8))
     cases.assert_trees_equal(observed.state, observe(cases.ragged()).state)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"importance": {"clip": 1.1}},
+        {"importance": {"clip": 1.2, "low": 0.8, "method": "reject"}, "ratio": "product"},
+        {"importance": {"clip": 1.2, "per": "trajectory", "method": "mask"}, "ratio": "token"},
+    ],
+    ids=["truncated", "rejected", "masked trajectories"],
+)
+def test_with_importance_weights_ratios_are_to_the_policy_before_the_sweep(choices):
+    trajectories = sampled_by(*VERSIONS)
+    learner = cases.learner(**choices)
+    observed, _ = cases.assert_equal_to_the_twin(
+        learner, trajectories, REVERSE, ref_params=reference()
+    )
+    # The first step begins from that policy: nothing is clipped, however stale a trajectory is.
+    assert observed.metrics["sweep/clip_fraction/turn=4"] == 0
+    own = observe(sampled_by(*[None] * 8), **choices)
+    cases.assert_trees_equal(observed.state, own.state)
+    without = observe(trajectories, ratio=learner.algorithm.ratio)
+    assert without.metrics["sweep/clip_fraction/turn=4"] > 0
 
 
 def test_the_gap_between_sampler_and_trainer_is_told_of_every_policy():

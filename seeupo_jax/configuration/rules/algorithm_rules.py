@@ -32,7 +32,8 @@ def check_choices(
       ValueError: one sentence with the field, what was got and what is allowed.
     """
     _check_order(algorithm, max_turns)
-    setting = Setting(algorithm, max_turns, ahead, teacher)
+    # With importance weights ratios begin at 1, whoever sampled.
+    setting = Setting(algorithm, max_turns, ahead and algorithm.importance is None, teacher)
     for value in vars(algorithm).values():
         if isinstance(value, Group):
             value.check(setting)
