@@ -143,6 +143,8 @@ ROLLOUT = (
     Metric("rollout/repeated_tasks", "groups", "count"),
     Metric("rollout/rounds", "rounds", "count"),
     Metric("rollout/policy_lag", "sweeps", "max of trajectories"),
+    Metric("rollout/policy_lag_mean", "sweeps", "mean of action tokens"),
+    Metric("rollout/mixed_versions", "share of trajectories", "mean of trajectories"),
     Metric("rollout/forks", "trajectories", "count"),
     Metric("rollout/forks_failed", "trajectories", "count"),
     Metric("rollout/replayed_turns", "turns", "sum of trajectories"),

@@ -39,7 +39,14 @@ from seeupo_jax.learner.reference_policy import options_now, reference_of
 from seeupo_jax.learner.step.turn_step import TokenScores
 from seeupo_jax.learner.sweep_plan import Kind, SweepPlan, action_numbers
 from seeupo_jax.learner.sweep_state import INITIAL, PerToken, SweepData, SweepState
-from seeupo_jax.types import CONTEXT, TrainState, Trajectory, TurnBatch, learnable
+from seeupo_jax.types import (
+    CONTEXT,
+    UNKNOWN_VERSION,
+    TrainState,
+    Trajectory,
+    TurnBatch,
+    learnable,
+)
 
 
 def begin_sweep(
@@ -72,12 +79,12 @@ def begin_sweep(
     unmasked = segments_after_masking(learner, rows, initial)
     per_token, metrics = passes.per_token, {}
     if first is None:
-        _check_on_policy(trajectories, version)
+        _check_on_policy(rows, version)
     else:
         old_logp = per_token["old_logp"]
         metrics = first.metrics | initial_metrics(learner, rows, unmasked, initial)
         if learner.algorithm.importance is None:
-            old_logp = _behaviour_logp(rows, old_logp, trajectories, version)
+            old_logp = _behaviour_logp(rows, old_logp, version)
             per_token |= {"old_logp": old_logp}
     scores = {"entropy": initial["entropy"]} | passes.statistics
     if "scorer" in kinds:
@@ -117,8 +124,8 @@ def begin_sweep(
     return SweepState(data, train, ones_N, per_token)
 
 
-def _check_on_policy(trajectories: Sequence[Trajectory], version: int) -> None:
-    others = {t.policy_version for t in trajectories} - {None, version}
+def _check_on_policy(rows: SegmentBatch, version: int) -> None:
+    others = {*np.concatenate(rows.version).tolist()} - {UNKNOWN_VERSION, version}
     if others:
         raise ValueError(
             f"config.rollout_ahead: got 0 for trajectories of policy {min(others)}, with which"
@@ -302,21 +309,18 @@ def derived_per_token(
 
 
 def _behaviour_logp(
-    rows: SegmentBatch,
-    logp: Sequence[np.ndarray],
-    trajectories: Sequence[Trajectory],
-    version: int,
+    rows: SegmentBatch, logp: Sequence[np.ndarray], version: int
 ) -> list[np.ndarray]:
     """Log-probabilities under the policy that sampled; the sampler's if not the swept one.
 
     Without importance weights the ratios themselves correct for stale tokens.
     """
     behaviour = []
-    for segment, owner in enumerate(rows.trajectory_S):
-        sampled_by = trajectories[owner].policy_version
-        elsewhere = sampled_by is not None and sampled_by != version
-        acted_L = (rows.turn[segment] >= 0) & elsewhere
-        behaviour.append(np.where(acted_L, rows.logp[segment], logp[segment]))
+    for own_L, turn_L, version_L, recorded_L in zip(
+        logp, rows.turn, rows.version, rows.logp, strict=True
+    ):
+        elsewhere_L = (version_L != UNKNOWN_VERSION) & (version_L != version)
+        behaviour.append(np.where((turn_L != CONTEXT) & elsewhere_L, recorded_L, own_L))
     return behaviour
 
 

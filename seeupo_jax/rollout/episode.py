@@ -265,7 +265,10 @@ class Episode:
         if self.entropy:
             episode_info["entropy"] = [round(entropy, 6) for entropy in self.entropy]
         return Trajectory(
-            segments=self.segments(),
+            segments=tuple(
+                replace(segment, version_L=segment.versions(policy_version))
+                for segment in self.segments()
+            ),
             reward_table=self.ledger.table(with_names=weighted),
             group=request.group,
             task_id=request.task_id,

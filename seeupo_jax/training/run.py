@@ -30,6 +30,7 @@ from seeupo_jax.learner.program_warming import compile_programs
 from seeupo_jax.learner.state_layout import final_params
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.metrics.checksum import checksum
+from seeupo_jax.metrics.policy_lag import policy_lag
 from seeupo_jax.metrics.run_manifest import UNKNOWN_LAUNCH, Launch, note_end
 from seeupo_jax.metrics.statistics import evaluation_prefix
 from seeupo_jax.parallel.distributed import max_over_processes
@@ -221,8 +222,7 @@ class Run:
         """
         parts, iteration = self.parts, state.done
         more: dict[str, Any] = dict(sweep_metrics) | parts.source.drawn
-        versions = [t.policy_version for t in collected.trajectories]
-        more["rollout/policy_lag"] = iteration - 1 - min(versions)
+        more |= policy_lag(collected.trajectories, iteration - 1)
         if parts.config.log_checksum:
             more["state/checksum"] = checksum(state.train)
         tasks = {t.task_id for t in collected.sampled}

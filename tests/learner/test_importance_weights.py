@@ -76,7 +76,7 @@ def test_a_token_without_a_recorded_log_probability_is_refused():
     unknown = dataclasses.replace(first, segments=(dataclasses.replace(segment, logp_L=logp_L),))
     count = int((segment.turn_L != CONTEXT).sum())
     learner = cases.learner(importance={"clip": 2.0})
-    with pytest.raises(ValueError, match=f"^logp: got none for {count} of .* importance reads"):
+    with pytest.raises(ValueError, match=f"^logp: got none for {count} of .*importance reads"):
         cases.observe(learner, [unknown, *others])
 
 

@@ -108,6 +108,15 @@ def test_a_trajectory_is_encoded_by_the_fields_that_files_have_always_had():
     assert (fields["reward"], fields["rewards"]) == (sent.reward, {"env": 0.25})
 
 
+def test_a_segment_of_an_earlier_version_is_read():
+    names = ("tokens_L", "turn_L", "logp_L", "expert_LG", "role")
+    earlier = make_dataclass("Segment", names)
+    sent = earlier(np.arange(2), np.array([-1, 0]), np.zeros(2), None, "seller")
+    got = decode(encode(sent, (earlier,)), (Segment,))
+    assert got.version_L is None and got.versions(3).tolist() == [-1, 3]
+    assert (got.role, got.tokens_L.tolist()) == ("seller", [0, 1])
+
+
 class Code:
     def __reduce__(self):
         return print, ("it ran",)
