@@ -110,9 +110,6 @@ class SweepOptions:
     mask_above: float | None = within(0, 1, None)
     """Action tokens that the policy finds likelier than this are not learned from; none: all
     are."""
-    importance: Importance | None = optional()
-    """Importance weights: the probability of tokens under the policy before the sweep divided by
-    the sampler's; none: no weights."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +127,9 @@ class Algorithm(LossOptions, SweepOptions):
     are none, as with scale=batch and most estimators of turns."""
     moments: str = choice("shared", "turn")
     """The optimizer's state: one for all turns, or one for each turn's steps (an ablation)."""
+    importance: Importance | None = optional()
+    """Importance weights: the probability of tokens under the policy before the sweep divided by
+    the sampler's; none: no weights."""
     kl_control: KlControl | None = optional()
     """Adaptation of kl_coef to a target; none: kl_coef stays."""
     reference: ReferenceUpdates | None = optional()

@@ -4,7 +4,7 @@ import pickle
 import re
 import struct
 from collections import Counter, namedtuple
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, make_dataclass
 from pathlib import Path
 from types import MappingProxyType
 
