@@ -44,7 +44,7 @@ def weigh_tokens(learner: Learner, rows: SegmentBatch, initial: PerToken) -> Wei
     """
     algorithm = learner.algorithm
     options: Importance | None = algorithm.importance
-    if options is None or not any(map(len, rows.tokens)):
+    if options is None or not rows.updated_turns:
         return WeighedTokens(rows, {}, {})
     turn_X = np.concatenate(rows.turn)
     acted_X = turn_X != CONTEXT
