@@ -59,8 +59,7 @@ def action_objective(
     weight = jax.lax.stop_gradient(weight if single else _mean(weight, mask_NL))
     scale = None
     if clip_scale_NL is not None:
-        scale = jnp.where(mask_NL > 0, clip_scale_NL, 1.0)
-        scale = scale if single else _mean(scale, mask_NL)
+        scale = _of_terms(clip_scale_NL, mask_NL, 1.0, single=single)
     bounds = scaled_bounds(objective, bounds, scale)
     limited_NL = limited_logp(logp_NL, old_logp_NL, mask_NL, weight, objective, bounds)
     logps_NL = (limited_NL, old_logp_NL)
@@ -77,14 +76,19 @@ def action_objective(
     if objective.limit is not None:
         clipped = _mean((limited_NL != logp_NL).astype(jnp.float32), mask_NL)
     if importance_NL is not None:
-        importance = jnp.where(mask_NL > 0, importance_NL, 0.0)
-        importance = importance if single else _mean(importance, mask_NL)
+        importance = _of_terms(importance_NL, mask_NL, 0.0, single=single)
         term = jax.lax.stop_gradient(importance) * term
     if single:
         term, clipped = _mean(term, mask_NL), _mean(clipped, mask_NL)
     empty_N = mask_NL.sum(axis=-1) == 0
     term, clipped = (jnp.where(empty_N, 0.0, x_N) for x_N in (term, clipped))
     return term, jax.lax.stop_gradient(clipped)
+
+
+def _of_terms(x_NL: jax.Array, mask_NL: jax.Array, elsewhere: float, *, single: bool) -> jax.Array:
+    """Of every token, with `elsewhere` outside the mask; not `single`: the mean over an action's."""
+    own_NL = jnp.where(mask_NL > 0, x_NL, elsewhere)
+    return own_NL if single else _mean(own_NL, mask_NL)
 
 
 def limited_logp(

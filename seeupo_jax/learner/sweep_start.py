@@ -81,11 +81,8 @@ def begin_sweep(
     if first is None:
         _check_on_policy(rows, version)
     else:
-        old_logp = per_token["old_logp"]
         metrics = first.metrics | initial_metrics(learner, rows, unmasked, initial)
-        if learner.algorithm.importance is None:
-            old_logp = _behaviour_logp(rows, old_logp, version)
-            per_token |= {"old_logp": old_logp}
+        per_token |= {"old_logp": _old_logp(learner, rows, per_token["old_logp"], version)}
     scores = {"entropy": initial["entropy"]} | passes.statistics
     if "scorer" in kinds:
         epochs = plan.count("scorer")
@@ -308,13 +305,16 @@ def derived_per_token(
     return per_token
 
 
-def _behaviour_logp(
-    rows: SegmentBatch, logp: Sequence[np.ndarray], version: int
-) -> list[np.ndarray]:
-    """Log-probabilities under the policy that sampled; the sampler's if not the swept one.
+def _old_logp(
+    learner: Learner, rows: SegmentBatch, logp: Sequence[np.ndarray], version: int
+) -> Sequence[np.ndarray]:
+    """Log-probabilities that ratios are to: those of the policy before the sweep.
 
-    Without importance weights the ratios themselves correct for stale tokens.
+    Without importance weights ratios correct for stale tokens: there it is what their sampler
+    recorded.
     """
+    if learner.algorithm.importance is not None:
+        return logp
     behaviour = []
     for own_L, turn_L, version_L, recorded_L in zip(
         logp, rows.turn, rows.version, rows.logp, strict=True
