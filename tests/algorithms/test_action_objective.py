@@ -134,7 +134,8 @@ def twin(arrays, weigh, objective, ratio, clips):
     for n in np.flatnonzero(mask_NL.any(axis=1)):
         own = mask_NL[n]
         rows = logp[n, own], torch.tensor(old_logp_NL[n, own]), torch.tensor(advantage_NL[n, own])
-        own_weigh = torch.tensor(weigh[n, own] if ratio == "token" else weigh[n, own].mean())
+        own_weigh = torch.tensor(weigh[n, own])
+        own_weigh = own_weigh if ratio == "token" else own_weigh.mean()
         terms[n], shares[n] = row_twin(*rows, factor_N[n], own_weigh, objective, ratio, clips)
     terms.sum().backward()
     return terms.detach().numpy(), shares.numpy(), logp.grad.numpy()
