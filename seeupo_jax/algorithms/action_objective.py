@@ -86,7 +86,7 @@ def action_objective(
 
 
 def _of_terms(x_NL: jax.Array, mask_NL: jax.Array, elsewhere: float, *, single: bool) -> jax.Array:
-    """Of every token, with `elsewhere` outside the mask; not `single`: the mean over an action's."""
+    """Of every token, `elsewhere` outside the mask; not `single`: the mean over an action's."""
     own_NL = jnp.where(mask_NL > 0, x_NL, elsewhere)
     return own_NL if single else _mean(own_NL, mask_NL)
 
