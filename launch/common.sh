@@ -46,6 +46,20 @@ run() {
     fi
 }
 
+# choose_command ALLOWED WORD: sets `command` to the word, which is one of those allowed.
+choose_command() {
+    case $2 in
+        -h | --help)
+            usage
+            exit 0
+            ;;
+    esac
+    for command in $1; do
+        [ "$command" != "$2" ] || return 0
+    done
+    fail "got '$2'; allowed: $(echo "$1" | sed 's/ /, /g')."
+}
+
 # parse FLAGS OPTIONS ARGUMENT...: sets the variable of each option (--node-count=2: node_count=2)
 # up to the first argument for the module, and `parsed` to the number of parsed arguments. A value
 # that begins with -- is accepted only after =; else an unquoted empty variable would swallow an

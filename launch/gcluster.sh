@@ -35,14 +35,7 @@ bucket: --config.checkpoint.directory=gs://BUCKET/DIR.
 END
 }
 
-case ${1-} in
-    -h | --help)
-        usage
-        exit 0
-        ;;
-    run | logs | status | delete) command=$1 ;;
-    *) fail "got '${1-}'; allowed: run, logs, status, delete." ;;
-esac
+choose_command "run logs status delete" "${1-}"
 shift
 parse "--dry-run" "--name --cluster --location --project --compute-type --slices --image --mount \
 --service-account --queue --priority --restarts --grace --module" "$@"

@@ -33,14 +33,7 @@ be in a bucket: --config.checkpoint.directory=gs://BUCKET/DIR.
 END
 }
 
-case ${1-} in
-    -h | --help)
-        usage
-        exit 0
-        ;;
-    run | logs | wait | delete) command=$1 ;;
-    *) fail "got '${1-}'; allowed: run, logs, wait, delete." ;;
-esac
+choose_command "run logs wait delete" "${1-}"
 shift
 parse "--dry-run" "--cluster --workload --zone --project --tpu-type --slices --image \
 --max-restarts --grace --priority --module" "$@"

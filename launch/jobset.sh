@@ -38,14 +38,7 @@ DIR must be in --bucket, as /mnt/BUCKET/..., or the checkpoints must be in a buc
 END
 }
 
-case ${1-} in
-    -h | --help)
-        usage
-        exit 0
-        ;;
-    run | logs | wait | delete) command=$1 ;;
-    *) fail "got '${1-}'; allowed: run, logs, wait, delete." ;;
-esac
+choose_command "run logs wait delete" "${1-}"
 shift
 parse "--dry-run --spot" "--name --topology --chips-per-host --slices --image --bucket \
 --service-account --queue --max-restarts --grace --namespace --context --poll --module" "$@"

@@ -55,14 +55,7 @@ usage: launch/tpu_vm.sh COMMAND --name=NAME --zone=ZONE [OPTION...]
 END
 }
 
-case ${1-} in
-    -h | --help)
-        usage
-        exit 0
-        ;;
-    all | create | install | run | logs | status | stop | resume | delete) command=$1 ;;
-    *) fail "got '${1-}'; allowed: all, create, install, run, logs, status, stop, resume, delete." ;;
-esac
+choose_command "all create install run logs status stop resume delete" "${1-}"
 shift
 parse "--spot --keep-alive --delete-when-done --reserved --internal-ips --dry-run" "--name --zone \
 --project --accelerator-type --runtime-version --reservation --valid-until-duration \

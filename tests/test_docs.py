@@ -60,13 +60,16 @@ def trainings() -> list[str]:
 
 # A file whose teacher another command makes; here one that is there.
 TAUGHT_BY = {"order_desk_distill.py": ["teacher.path=package:order_desk"]}
+# The same of a policy that the supervised fine-tuning before it makes.
+FINE_TUNED = {"runs/thrifty_sft/policy": "package:order_desk"}
 
 
 def config_of(line: str) -> Config:
     """The configuration that a command means."""
     flags = dict(f.removeprefix("--").split("=", 1) for f in line.split() if f.startswith("--conf"))
     path = flags.pop("config")
-    overrides = [f"{key.removeprefix('config.')}={value}" for key, value in flags.items()]
+    fields = {key.removeprefix("config."): value for key, value in flags.items()}
+    overrides = [f"{key}={FINE_TUNED.get(value, value)}" for key, value in fields.items()]
     overrides = [*TAUGHT_BY.get(Path(path).name, []), *overrides]
     return load_config(ROOT / path, overrides)
 

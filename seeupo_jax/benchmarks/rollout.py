@@ -26,6 +26,7 @@ from seeupo_jax.parallel.mesh import row_shards
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.network import Network
+from seeupo_jax.rollout.dealing import deal
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.rollout.engine.protocol import Turn
 from seeupo_jax.rollout.engine.read_plan import choose_read_plan
@@ -249,9 +250,12 @@ def converse(engine: SlotEngine, params: Any, work: Workload, seed: int) -> Samp
     def submit(key: int) -> None:
         turn, group = len(actions[key]), key // work.group_size
         limit = conversations[key].lengths[turn]
-        engine.submit(Turn(key, contexts[key], group, group, key, turn, limit=limit))
+        place = group, group, key, turn  # group, task, member, turn
+        engine.submit(Turn(key, contexts[key], *place, limit=limit, shard=shard_N[key]))
 
-    own = [key for key in range(len(conversations)) if engine.owns(key // work.group_size)]
+    owners = engine.shard_owners
+    shard_N = deal([key // work.group_size for key in range(len(conversations))], owners)
+    own = [key for key, shard in enumerate(shard_N) if owners[shard] == jax.process_index()]
     for key in own:
         submit(key)
     open_ = len(own)

@@ -148,7 +148,7 @@ def test_folders_that_this_machine_lacks_are_listed_once_each(tmp_path):
     ],
 )
 def test_all_that_processes_read_must_be_shared(directory, stages, checked, monkeypatch):
-    stage = {"steps": 1, "learning_rate": 1e-4}
+    stage = {"steps": 2, "learning_rate": 1e-4}
     warm_start = {"stages": [stage] if stages else []}
     config = from_dict({"checkpoint": {"directory": directory}, "warm_start": warm_start})
     seen = []

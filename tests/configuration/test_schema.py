@@ -170,7 +170,7 @@ def test_a_value_of_the_wrong_type_is_refused(key, value, allowed):
         ("optimizer.learning_rate", 0.0, "a number > 0 and <= 100."),
         ("optimizer.learning_rate", 1e30, "a number > 0 and <= 100."),
         ("optimizer.max_grad_norm", -1.0, "a number > 0, or none"),
-        ("rollout.group_size", 1, "a number >= 2"),
+        ("rollout.group_size", 0, "a number >= 1"),
         ("rollout.top_p", 1.5, "a number > 0 and <= 1, or none"),
         ("rollout.top_p", 0.0, "a number > 0 and <= 1, or none"),
         ("rollout.temperature", 1e30, "a number from 0.01 to 100."),

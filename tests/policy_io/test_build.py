@@ -202,7 +202,7 @@ def test_a_warm_start_needs_an_environment_that_demonstrates(monkeypatch):
 
     monkeypatch.setattr("seeupo_jax.envs.order_desk.environment.OrderDesk", lambda **_: Silent())
     with pytest.raises(ValueError, match="env order_desk has no demonstrations"):
-        check_config(load_config(CONFIG, ["warm_start.stages=({'steps': 1},)"]))
+        check_config(load_config(CONFIG, ["warm_start.stages=({'steps': 2},)"]))
 
 
 class OddTools(OrderDesk):

@@ -110,6 +110,7 @@ def test_our_configuration_files_mean_the_same(path, overrides):
         assert "allowed here" in str(error)
         refused = actual.lora.rank or actual.optimizer.groups or actual.teacher.given
         refused = refused or actual.roles or actual.algorithm.reference
+        refused = refused or actual.algorithm.minibatches_per_turn != 1
         assert refused or actual.algorithm.turns_per_update != 1
         return
     assert_same(reference, actual)

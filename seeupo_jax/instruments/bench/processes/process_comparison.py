@@ -135,7 +135,7 @@ def _start(flags: argparse.Namespace, count: int) -> dict[str, Any]:
         for number in range(count):
             own = [f"--process_id={number}"] if count > 1 else []
             own += [f"--json={file}"] if number == 0 else []
-            log = started.enter_context(Path(folder, f"{number}.log").open("w+"))
+            log = started.enter_context(Path(folder, f"{number}.log").open("w+", encoding="utf-8"))
             process = subprocess.Popen([*line, *own], env=variables, stdout=log, stderr=log)
             started.callback(process.kill)
             processes.append((process, log))
