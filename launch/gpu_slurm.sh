@@ -16,6 +16,9 @@ usage: launch/gpu_slurm.sh COMMAND [OPTION...]
   stop     let --job save and requeue it
   cancel   end --job permanently; its checkpoints remain
 
+With --role=rollout after --config, every node is a rollout worker of the run in DIR: a task of a job
+array, which ends and is requeued without the others.
+
 The checkout, with its .venv, and DIR must be on a disk that all nodes see. Before its time limit,
 and when it is preempted, the job saves, is requeued and later resumes.
 
@@ -27,7 +30,7 @@ and when it is preempted, the job saves, is requeued and later resumes.
   --job-name NAME       (default: $job_name)
   --logs DIR            folder of the logs (default: $logs)
   --grace S             seconds for saving before the time limit (default: $grace)
-  --job NUMBER          for logs, stop and cancel
+  --job NUMBER          for logs, stop and cancel; of a worker NUMBER_TASK
   --module NAME         module to run (default: $module)
   --dry-run             print the commands without running them
 
@@ -60,18 +63,26 @@ case $command in
         check_module_arguments "$@"
         check_config_file
         ;;
-    *) whole_number --job "$job" ;;
+    *)
+        whole_number --job "${job%%_*}"
+        [ "${job#*_}" = "$job" ] || whole_number "--job, of $job the task" "${job#*_}"
+        ;;
 esac
 local_python
 cd "$root"
 
 submit() {
     run mkdir -p "$logs"
-    set -- launch/slurm_job.sh "$logs/$job_name" "$python" -m "$module" "$@"
+    set -- launch/slurm_job.sh "$logs/$job_name" ${role:+--alone} "$python" -m "$module" "$@"
+    array='' log=$logs/%x-%j.log workers=''
+    [ -z "$role" ] || {
+        array=1-$nodes nodes=1 log=$logs/%x-%A_%a.log workers=_TASK
+    }
     [ -n "$dry_run" ] || say "submitting to Slurm"
     number=$(run sbatch --parsable "--job-name=$job_name" "--nodes=$nodes" --ntasks-per-node=1 \
         "--gpus-per-node=$gpus_per_node" "--cpus-per-task=$cpus_per_node" --requeue \
-        "--signal=B:TERM@$grace" --open-mode=append "--output=$logs/%x-%j.log" "--chdir=$root" \
+        "--signal=B:TERM@$grace" --open-mode=append "--output=$log" "--chdir=$root" \
+        ${array:+"--array=$array"} \
         ${time:+"--time=$time"} ${partition:+"--partition=$partition"} \
         ${account:+"--account=$account"} "$@") || {
         say "error: Slurm rejected the job; see the output above."
@@ -80,7 +91,7 @@ submit() {
     if [ -n "$dry_run" ]; then
         printf '%s\n' "$number"
     else
-        echo "job ${number%%;*}; log: $logs/$job_name-${number%%;*}.log"
+        echo "job ${number%%;*}; log: $logs/$job_name-${number%%;*}$workers.log"
     fi
 }
 
