@@ -3,7 +3,7 @@
 set -eu
 dry_run='' module=seeupo_jax.train name='' topology='' chips_per_host='' slices=1 image=''
 bucket='' service_account='' queue='' spot='' max_restarts=50 grace=300 namespace='' context=''
-poll=30 workers='' worker_topology='' worker_spot='' worker=''
+poll=30 workers='' worker_topology='' worker_spot='' worker_flags='' worker=''
 # shellcheck source=launch/common.sh
 . "$(dirname "$0")/common.sh"
 
@@ -32,6 +32,7 @@ DIR must be in --bucket, as /mnt/BUCKET/..., or the checkpoints must be in a buc
   --workers N             also start N rollout workers, each with restarts of its own
   --worker-topology CHIP:SHAPE   one worker, of one host, such as v6e:2x4
   --worker-spot           workers use node pools of spot machines
+  --worker-flags='FLAG ...'   more flags of their commands, such as --config.mesh.tensor=8
   --worker NUMBER         for logs: of this worker, from 0
   --max-restarts N        after preemptions and lost hosts (default: $max_restarts)
   --grace S               seconds for saving after SIGTERM (default: $grace)
@@ -46,7 +47,7 @@ choose_command "run logs wait delete" "${1-}"
 shift
 parse "--dry-run --spot --worker-spot" "--name --topology --chips-per-host --slices --image --bucket \
 --service-account --queue --max-restarts --grace --namespace --context --poll --module --workers \
---worker-topology --worker" "$@"
+--worker-topology --worker-flags --worker" "$@"
 shift "$parsed"
 
 required --name "$name" my-run
@@ -122,7 +123,7 @@ check_options() {
     [ -z "$role" ] || fail "--role: got rollout; allowed: none, but --workers=N before --config, \
 which adds workers to the trainer's JobSet."
     if [ -z "$workers" ]; then
-        [ -z "$worker_topology$worker_spot" ] ||
+        [ -z "$worker_topology$worker_spot$worker_flags" ] ||
             fail "--workers: got nothing with options of workers; allowed: their number."
         return 0
     fi
@@ -180,7 +181,9 @@ END
     replicated_job slice "$slices" "$spot" "$@"
     [ -n "$workers" ] || return 0
     check_workers
-    replicated_job worker "$workers" "$worker_spot" --alone "$@" --role=rollout
+    set -f # a word of the flags is no pattern of files
+    # shellcheck disable=SC2086  # one word for each flag
+    replicated_job worker "$workers" "$worker_spot" --alone "$@" $worker_flags --role=rollout
 }
 
 # replicated_job NAME REPLICAS SPOT COMMAND...: prints the Jobs of the slices, or of the workers.

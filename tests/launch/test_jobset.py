@@ -212,7 +212,8 @@ def test_the_log_of_one_worker_is_followed(cluster):
 
 
 def test_a_worker_is_a_job_of_one_host_that_runs_the_same_command_alone(stage):
-    made = jobset(stage, *WORKERS, training=ASYNCHRONOUS)
+    flags = "--worker-flags=--config.mesh.tensor=8  --config.env.options={'a':'*'}"
+    made = jobset(stage, *WORKERS, flags, training=ASYNCHRONOUS)
     workers, job, pod, container = parts(made, "worker")
     *_, trainer = parts(made)
     assert workers["replicas"] == 3 and job["parallelism"] == job["completions"] == 1
@@ -226,7 +227,8 @@ def test_a_worker_is_a_job_of_one_host_that_runs_the_same_command_alone(stage):
     run = ["launch/on_host.sh", "run"]
     training = ["python", "-m", "seeupo_jax.train", *ASYNCHRONOUS]
     assert trainer["command"] == [*run, *training]
-    assert container["command"] == [*run, "--alone", *training, "--role=rollout"]
+    own = ["--config.mesh.tensor=8", "--config.env.options={'a':'*'}"]
+    assert container["command"] == [*run, "--alone", *training, *own, "--role=rollout"]
     assert container["volumeMounts"] == trainer["volumeMounts"]
 
 
