@@ -63,7 +63,7 @@ def training_mesh(config: schema.Config) -> jax.sharding.Mesh:
     """The mesh that a run trains on: all devices but those of `config.rollout.devices`.
 
     Raises:
-      ValueError: as `make_mesh`, or no device is left to train.
+      ValueError: as `make_mesh`, or no device is left to train, or there are several processes.
     """
     return make_mesh(config.mesh, _split_devices(config.rollout.devices)[0])
 
@@ -89,6 +89,12 @@ def samplers_own_mesh(
 def _split_devices(sampling: int) -> tuple[Sequence[jax.Device], Sequence[jax.Device]]:
     """The devices that train, and those that only sample: so many of the last ones."""
     devices = jax.devices()
+    if sampling and jax.process_count() > 1:
+        raise ValueError(
+            f"config.rollout.devices: got {sampling} with {jax.process_count()} processes; allowed:"
+            " 0, since these train as one: processes of their own sample, with --role=rollout"
+            " (config.rollout.port)."
+        )
     if sampling >= len(devices):
         raise ValueError(
             f"config.rollout.devices: got {sampling}; allowed: a number from 0 to"

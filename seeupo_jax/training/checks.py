@@ -73,7 +73,8 @@ def check_config(config: Config, splits: Sequence[str] | None = None) -> None:
       ValueError: one sentence with the field, what was got and what is allowed.
     """
     trains = splits is None
-    mesh = _check_fields(config, training_mesh(config) if trains else make_mesh(config.mesh))
+    mesh = training_mesh(config) if trains else make_mesh(config.mesh)
+    _check_fields(config, mesh)
     _check_episodes(config)
     build.check_layout(config, mesh)
     check_model(config, mesh)
@@ -135,7 +136,8 @@ def check_planned(config: Config) -> tuple[Config, list[str]]:
     Raises:
       ValueError: one sentence with the field, what was got and what is allowed.
     """
-    mesh, missing = _check_fields(config, training_mesh(config)), []
+    mesh, missing = training_mesh(config), []
+    _check_fields(config, mesh)
     given, source = build.find_model(config)
     if given is not config:
         missing.append(f"the model's weights and tokenizer; its sizes are from {source}")
@@ -154,8 +156,8 @@ def check_planned(config: Config) -> tuple[Config, list[str]]:
     return given, missing
 
 
-def _check_fields(config: Config, mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
-    """Checks that need neither tasks nor the model; the mesh."""
+def _check_fields(config: Config, mesh: jax.sharding.Mesh) -> None:
+    """Checks that need neither tasks nor the model."""
     check_learner(config, mesh)
     check_trackers(config.telemetry.trackers)
     make_scorer(config.rewards).close()
@@ -168,18 +170,11 @@ def _check_fields(config: Config, mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
             f"config.profile.steps: got {config.profile.steps}; allowed: iterations from 1 to"
             f" {config.iterations}."
         )
-    if config.rollout.devices and jax.process_count() > 1:
-        raise ValueError(
-            f"config.rollout.devices: got {config.rollout.devices} with {jax.process_count()}"
-            " processes; allowed: 0, since all processes run one program: other processes with"
-            " --role=rollout sample (config.rollout.port)."
-        )
     if config.model.path is None and not config.warm_start.stages:
         raise ValueError(
             "config.model.path: got none; allowed: a model folder, or stages in config.warm_start"
             " that make a policy from nothing."
         )
-    return mesh
 
 
 def check_learner(config: Config, mesh: jax.sharding.Mesh) -> None:
