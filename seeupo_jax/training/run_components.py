@@ -29,6 +29,7 @@ from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.rollout.player import RolloutWorker
 from seeupo_jax.training.build_learner import build_learner
 from seeupo_jax.training.callbacks import Callback, Callbacks, RunHandle
+from seeupo_jax.training.iteration_source import IterationSource
 from seeupo_jax.training.reference_answers import ReferenceAnswers
 from seeupo_jax.training.run_log import RunLog
 from seeupo_jax.training.stagnation import Stagnation
@@ -58,7 +59,7 @@ class RunComponents:
     tasks: AgentTasks
     references: ReferenceAnswers | None
     selects_on: str | None
-    source: TrajectorySource
+    source: IterationSource
     log: RunLog
     callbacks: Callbacks
     stagnation: Stagnation
