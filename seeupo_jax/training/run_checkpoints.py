@@ -30,9 +30,9 @@ from seeupo_jax.policy_io.resuming import (
     resume_message,
 )
 from seeupo_jax.training.early_stopping import Progress, read_progress
+from seeupo_jax.training.iteration_source import SamplingOrigin, StoppedTrajectories
 from seeupo_jax.training.run_components import RunComponents
 from seeupo_jax.training.teacher_files import check_same_teachers, teachers_note
-from seeupo_jax.training.iteration_source import SamplingOrigin, StoppedTrajectories
 from seeupo_jax.trajectories.forks import fill_up
 from seeupo_jax.types import TrainState
 

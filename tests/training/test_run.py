@@ -35,10 +35,10 @@ from seeupo_jax.rollout.episode_metrics import most_frequent_failure, rollout_me
 from seeupo_jax.rollout.resample import groups_of, has_signal
 from seeupo_jax.train import iterate
 from seeupo_jax.training import run as run_module
+from seeupo_jax.training.iteration_source import SamplingOrigin
 from seeupo_jax.training.run import begin_run
 from seeupo_jax.training.run_checkpoints import RunCheckpoints
 from seeupo_jax.training.run_components import RunComponents
-from seeupo_jax.training.iteration_source import SamplingOrigin
 from seeupo_jax.trajectories import trajectory_writer
 from seeupo_jax.trajectories.reader import TrajectoryFile, find_shards, write_shard
 from seeupo_jax.types import Segment, Trajectory, learnable
