@@ -165,10 +165,11 @@ def _check_fields(config: Config) -> jax.sharding.Mesh:
             f"config.profile.steps: got {config.profile.steps}; allowed: iterations from 1 to"
             f" {config.iterations}."
         )
-    if config.rollout_ahead and jax.process_count() > 1:
+    if config.rollout.devices and jax.process_count() > 1:
         raise ValueError(
-            f"config.rollout_ahead: got 1 with {jax.process_count()} processes; allowed: 0, since"
-            " all of them must run their programs in one order."
+            f"config.rollout.devices: got {config.rollout.devices} with {jax.process_count()}"
+            " processes; allowed: 0, since all processes run one program: other processes with"
+            " --role=rollout sample (config.rollout.port)."
         )
     if config.model.path is None and not config.warm_start.stages:
         raise ValueError(
