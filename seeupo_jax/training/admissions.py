@@ -17,7 +17,7 @@ from seeupo_jax.training.policy_history import PolicyHistory, Verdict
 class Admissions:
     """Lets the tickets of iterations start, without those that a stopped run has finished.
 
-    Of a run's processes only the first has it.
+    Of a run's processes only the first uses it.
 
     Args:
       folder: of the write-ahead log. sampling_hash: of its files.
@@ -38,7 +38,7 @@ class Admissions:
         log: Callable[[str], None],
     ):
         self._tasks, self._policies, self._log = tasks, policies, log
-        self._per_iteration = rollout.tasks
+        self._tickets, self._members = rollout.tasks, rollout.group_size
         self.written = RolloutLog(folder, sampling_hash, log=log)
         self.book = TicketBook(rollout.tasks, rollout.group_size, record=self._record)
 
@@ -70,19 +70,16 @@ class Admissions:
             if judged[key] is Verdict.USABLE
         }
         if usable:
-            total = len(logged.tasks) * self.book.group_size
+            total = self._tickets * self._members
             self._log(f"iteration {iteration}: {len(usable)} of {total} conversations are finished")
         self.book.admit(iteration, logged.tasks, usable)
         return True
-
-    def close(self) -> None:
-        """Closes the log."""
 
     def _record(self, finished: Sequence[FinishedMember]) -> None:
         """Logs finished conversations, from any thread."""
         by_iteration: dict[int, list[LoggedMember]] = {}
         for number, member, trajectory in ((f.number, f.member, f.trajectory) for f in finished):
-            iteration, group = divmod(number, self._per_iteration)
+            iteration, group = divmod(number, self._tickets)
             sampled_by = self._policies.sampled([trajectory])
             by_iteration.setdefault(iteration + 1, []).append(
                 LoggedMember(group, member, trajectory, sampled_by)

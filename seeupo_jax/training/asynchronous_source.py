@@ -1,4 +1,4 @@
-"""Where an iteration's trajectories come from while others sample: from samplers beside training."""
+"""Where an iteration's trajectories come from if others sample: the disk, or their tickets."""
 
 from __future__ import annotations
 
@@ -69,8 +69,7 @@ class AsynchronousSource(IterationSource):
 
     Args:
       shares: the tasks of the training split.
-      start: makes the samplers of a ticket book; None: of another process than the first, whose
-        book is empty.
+      start: makes the samplers of a ticket book, which is empty but in process 0.
       stop: whether this process was asked to stop.
       watch: shows how far the tickets are.
     """

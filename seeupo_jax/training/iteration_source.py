@@ -135,5 +135,5 @@ class IterationSource:
     def _observe(self, iteration: int, collected: Collected) -> None:
         """Counts the tasks' success, before the next iteration's tasks are drawn."""
         if self.success is not None:
-            self.metrics = self.success.metrics(collected.sampled)
+            self.metrics = self.metrics | self.success.metrics(collected.sampled)
             self.success.observe(iteration, collected.sampled)
