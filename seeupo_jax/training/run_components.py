@@ -9,22 +9,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.agents.agent_tasks import AgentTasks
+from seeupo_jax.agents.agent_tasks import AgentTasks, find_tasks
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.envs.tasks import list_task_shares
+from seeupo_jax.evaluation.episode_host import build_host
 from seeupo_jax.evaluation.evaluation import selection_split, selection_warning
+from seeupo_jax.evaluation.frozen_roles import with_frozen_roles
 from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.policy_io import build
+from seeupo_jax.policy_io.build_sampler import build_engine
 from seeupo_jax.policy_io.policy_folder import log_policy
+from seeupo_jax.rewards.candidate_judge import make_judge
+from seeupo_jax.rewards.scorer import make_scorer
+from seeupo_jax.rollout.engine.role_engine import RoleEngine
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.rollout.player import RolloutWorker
 from seeupo_jax.training.build_learner import build_learner
 from seeupo_jax.training.callbacks import Callback, Callbacks, RunHandle
 from seeupo_jax.training.reference_answers import ReferenceAnswers
-from seeupo_jax.training.rollout_parts import RolloutParts, build_rollout
 from seeupo_jax.training.run_log import RunLog
 from seeupo_jax.training.stagnation import Stagnation
 from seeupo_jax.training.trajectory_source import TrajectorySource
@@ -36,7 +41,8 @@ class RunComponents:
     """The parts of a run that last from its beginning to its end; `close` it.
 
     ref_params: parameters of the reference policy; None where the state has them.
-    rollout: what samples, in training and in every evaluation.
+    engine: the policy's; the worker's plays frozen roles too.
+    tasks: what is asked for task ids and labels; the same for training and every evaluation.
     references: the tasks' answers, where turns are credited with their gain; None: elsewhere.
     selects_on: the split that checkpoints are selected on; None: none is selected.
     """
@@ -47,7 +53,9 @@ class RunComponents:
     policy: build.Policy
     ref_params: Any
     learner: Learner
-    rollout: RolloutParts
+    engine: SlotEngine
+    worker: RolloutWorker
+    tasks: AgentTasks
     references: ReferenceAnswers | None
     selects_on: str | None
     source: TrajectorySource
@@ -58,23 +66,13 @@ class RunComponents:
     def close(self) -> None:
         """Closes all of them, also where one fails."""
         with contextlib.ExitStack() as parts:
-            for part in (self.rollout, self.log, self.source):
+            worker = self.worker
+            judges = [] if worker.judge is None else [worker.judge]
+            engines = [worker.engine] if isinstance(worker.engine, RoleEngine) else []
+            hosts = (worker.host, *engines, worker.rewards, *judges)
+            held = (self.tasks, *hosts, self.log, self.source)
+            for part in held:
                 parts.callback(part.close)
-
-    @property
-    def engine(self) -> SlotEngine:
-        """The policy's sampler."""
-        return self.rollout.engine
-
-    @property
-    def worker(self) -> RolloutWorker:
-        """This process's part of rollouts."""
-        return self.rollout.worker
-
-    @property
-    def tasks(self) -> AgentTasks:
-        """What is asked for task ids and labels."""
-        return self.rollout.tasks
 
 
 def build_components(
@@ -92,18 +90,30 @@ def build_components(
       params: those of the policy that train.
     """
     learner, train, ref_params = build_learner(config, policy, params)
-    rollout = build_rollout(
-        config, policy, stop=lambda: request.asked, watch=progress.watch, log=progress.log
+    engine = build_engine(config, policy)
+    judged = config.algorithm.forks.kind == "candidates"
+    judge = make_judge(config.judge, config.env.name) if judged else None
+    tasks, references = find_tasks(config), None
+    worker = RolloutWorker(
+        with_frozen_roles(config, engine, policy.tokenizer),
+        build_host(config, engine, tasks, policy.tokenizer, progress.log),
+        policy.tokenizer,
+        config.env,
+        config.rollout,
+        make_scorer(config.rewards),
+        judge=judge,
+        roles=config.roles,
+        stop=lambda: request.asked,
+        watch=progress.watch,
     )
-    tasks, references = rollout.tasks, None
     if config.algorithm.estimator.scores_answers:
         template = config.algorithm.estimator.gain_template
         references = ReferenceAnswers(tasks, policy.tokenizer, template, progress.log)
     selects_on = selection_split(config, tasks)
     shares = list_task_shares(tasks, "train")
-    source = TrajectorySource(config, workdir, policy, rollout.worker, shares, progress.log)
+    source = TrajectorySource(config, workdir, policy, worker, shares, progress.log)
     log_policy(config, workdir, policy, progress.log)
-    progress.log(str(rollout.engine.plan))
+    progress.log(str(engine.plan))
     if (warning := selection_warning(config, selects_on)) is not None:
         progress.log(warning)
     parts = RunComponents(
@@ -113,7 +123,9 @@ def build_components(
         policy=policy,
         ref_params=ref_params,
         learner=learner,
-        rollout=rollout,
+        engine=engine,
+        worker=worker,
+        tasks=tasks,
         references=references,
         selects_on=selects_on,
         source=source,
