@@ -127,7 +127,7 @@ class Run:
         return state._replace(train=train)
 
     def rollout(self, iteration: int, state: RunState) -> Collected:
-        """The iteration's trajectories; see `TrajectorySource.of`.
+        """The iteration's trajectories; see `IterationSource.of`.
 
         Raises:
           Stopped: the run was asked to stop.
@@ -219,7 +219,7 @@ class Run:
           NotLearning: it is one too many that moved no parameter.
         """
         parts, iteration = self.parts, state.done
-        more: dict[str, Any] = dict(sweep_metrics) | parts.source.drawn
+        more: dict[str, Any] = dict(sweep_metrics) | parts.source.metrics
         more |= policy_lag(collected.trajectories, iteration - 1)
         if parts.config.log_checksum:
             more["state/checksum"] = checksum(state.train)

@@ -29,6 +29,7 @@ from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.rollout.player import RolloutWorker
 from seeupo_jax.training.build_learner import build_learner
 from seeupo_jax.training.callbacks import Callback, Callbacks, RunHandle
+from seeupo_jax.training.iteration_source import IterationSource
 from seeupo_jax.training.reference_answers import ReferenceAnswers
 from seeupo_jax.training.run_log import RunLog
 from seeupo_jax.training.stagnation import Stagnation
@@ -41,7 +42,7 @@ class RunComponents:
     """The parts of a run that last from its beginning to its end; `close` it.
 
     ref_params: parameters of the reference policy; None where the state has them.
-    engine: the policy's; the worker's plays frozen roles too.
+    sampler: on the devices that train; with samplers of its own it plays evaluations alone.
     tasks: what is asked for task ids and labels; the same for training and every evaluation.
     references: the tasks' answers, where turns are credited with their gain; None: elsewhere.
     selects_on: the split that checkpoints are selected on; None: none is selected.
@@ -53,25 +54,29 @@ class RunComponents:
     policy: build.Policy
     ref_params: Any
     learner: Learner
-    engine: SlotEngine
-    worker: RolloutWorker
+    sampler: SamplerParts
     tasks: AgentTasks
     references: ReferenceAnswers | None
     selects_on: str | None
-    source: TrajectorySource
+    source: IterationSource
     log: RunLog
     callbacks: Callbacks
     stagnation: Stagnation
 
+    @property
+    def engine(self) -> SlotEngine:
+        """The policy's engine on the devices that train."""
+        return self.sampler.engine
+
+    @property
+    def worker(self) -> RolloutWorker:
+        """What plays episodes on the devices that train."""
+        return self.sampler.worker
+
     def close(self) -> None:
         """Closes all of them, also where one fails."""
         with contextlib.ExitStack() as parts:
-            worker = self.worker
-            judges = [] if worker.judge is None else [worker.judge]
-            engines = [worker.engine] if isinstance(worker.engine, RoleEngine) else []
-            hosts = (worker.host, *engines, worker.rewards, *judges)
-            held = (self.tasks, *hosts, self.log, self.source)
-            for part in held:
+            for part in (self.tasks, self.sampler, self.log, self.source):
                 parts.callback(part.close)
 
 
@@ -90,30 +95,23 @@ def build_components(
       params: those of the policy that train.
     """
     learner, train, ref_params = build_learner(config, policy, params)
-    engine = build_engine(config, policy)
-    judged = config.algorithm.forks.kind == "candidates"
-    judge = make_judge(config.judge, config.env.name) if judged else None
     tasks, references = find_tasks(config), None
-    worker = RolloutWorker(
-        with_frozen_roles(config, engine, policy.tokenizer),
-        build_host(config, engine, tasks, policy.tokenizer, progress.log),
-        policy.tokenizer,
-        config.env,
-        config.rollout,
-        make_scorer(config.rewards),
-        judge=judge,
-        roles=config.roles,
+    sampler = build_sampler(
+        samplers_config(config),
+        policy,
+        tasks,
         stop=lambda: request.asked,
         watch=progress.watch,
+        log=progress.log,
     )
     if config.algorithm.estimator.scores_answers:
         template = config.algorithm.estimator.gain_template
         references = ReferenceAnswers(tasks, policy.tokenizer, template, progress.log)
     selects_on = selection_split(config, tasks)
     shares = list_task_shares(tasks, "train")
-    source = TrajectorySource(config, workdir, policy, worker, shares, progress.log)
+    source = _build_source(config, workdir, policy, tasks, shares, sampler.worker, progress.log)
     log_policy(config, workdir, policy, progress.log)
-    progress.log(str(engine.plan))
+    progress.log(str(sampler.engine.plan))
     if (warning := selection_warning(config, selects_on)) is not None:
         progress.log(warning)
     parts = RunComponents(
@@ -123,8 +121,7 @@ def build_components(
         policy=policy,
         ref_params=ref_params,
         learner=learner,
-        engine=engine,
-        worker=worker,
+        sampler=sampler,
         tasks=tasks,
         references=references,
         selects_on=selects_on,

@@ -35,10 +35,10 @@ from seeupo_jax.rollout.episode_metrics import most_frequent_failure, rollout_me
 from seeupo_jax.rollout.resample import groups_of, has_signal
 from seeupo_jax.train import iterate
 from seeupo_jax.training import run as run_module
+from seeupo_jax.training.iteration_source import SamplingOrigin
 from seeupo_jax.training.run import begin_run
 from seeupo_jax.training.run_checkpoints import RunCheckpoints
 from seeupo_jax.training.run_components import RunComponents
-from seeupo_jax.training.trajectory_source import SamplingOrigin
 from seeupo_jax.trajectories import trajectory_writer
 from seeupo_jax.trajectories.reader import TrajectoryFile, find_shards, write_shard
 from seeupo_jax.types import Segment, Trajectory, learnable
@@ -366,7 +366,7 @@ def test_a_resumed_run_draws_the_same_tasks_by_their_success(begin, tmp_path):
     with begin("drawn", *CURRICULUM) as (run, state):
         wanted, source = drawn_with_a_checkpoint(run, state)
         saved = source.success.state(2)
-        assert source.drawn["curriculum/known_tasks"] == len(saved) > 4
+        assert source.metrics["curriculum/known_tasks"] == len(saved) > 4
     notes = read_manifest(epath.Path(tmp_path / "drawn" / "checkpoints" / "2"))["extra"]
     assert notes["task_success"] == saved
     (tmp_path / "drawn" / "rollouts" / "3.rollouts").unlink()
