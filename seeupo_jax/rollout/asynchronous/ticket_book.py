@@ -17,7 +17,7 @@ class Delivery(NamedTuple):
     """What became of delivered members.
 
     taken: counted, now. doubled: delivered before, by whomever. unknown: of tickets that are not
-    admitted.
+    admitted, or of other tasks than theirs.
     """
 
     taken: int = 0
@@ -40,7 +40,7 @@ class TicketCounts(NamedTuple):
 
     waiting, leased, finished: members. groups_ahead: groups that are finished. workers: that lease.
     reissued, doubled, unknown: members since the book was opened: put back, since they
-    would not be delivered; delivered again; delivered of no open ticket.
+    would not be delivered; delivered again; delivered, of no open ticket.
     """
 
     waiting: int
@@ -64,6 +64,12 @@ class _Group:
     waiting: set[int]
     leased: dict[int, str] = field(default_factory=dict[int, str])
     finished: dict[int, Trajectory] = field(default_factory=dict[int, Trajectory])
+
+    def has(self, finished: FinishedMember) -> bool:
+        """Whether it is of a member of the group."""
+        ticket = self.ticket
+        same_task = finished.trajectory.task_id == ticket.task_id
+        return same_task and finished.member in ticket.members
 
     @property
     def complete(self) -> bool:
@@ -187,9 +193,6 @@ class TicketBook:
 
         Args:
           usage: the worker's counts and seconds since its last delivery, by name.
-
-        Raises:
-          ValueError: a trajectory of another task than its ticket's; nothing is taken.
         """
         with self._recording:
             with self._changed:
@@ -278,20 +281,16 @@ class TicketBook:
         fresh: dict[tuple[int, int], FinishedMember] = {}
         doubled = unknown = 0
         for each in finished:
-            group = self._groups.get(each.number)
-            if group is None or each.member not in group.ticket.members:
-                is_taken = 0 <= each.number < self._taken * self._tasks
+            key, group = (each.number, each.member), self._groups.get(each.number)
+            if group is None:
+                is_taken = each.number < self._taken * self._tasks
                 doubled, unknown = doubled + is_taken, unknown + (not is_taken)
-                continue
-            if each.trajectory.task_id != group.ticket.task_id:
-                raise ValueError(
-                    f"a trajectory of ticket {each.number}: got task"
-                    f" {each.trajectory.task_id[:80]!r}; allowed: {group.ticket.task_id!r}."
-                )
-            if each.member in group.finished or (each.number, each.member) in fresh:
+            elif not group.has(each):
+                unknown += 1
+            elif each.member in group.finished or key in fresh:
                 doubled += 1
             else:
-                fresh[each.number, each.member] = each
+                fresh[key] = each
         return list(fresh.values()), doubled, unknown
 
     def _numbers(self, iteration: int) -> range:

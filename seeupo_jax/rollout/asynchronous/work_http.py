@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import secrets
 import socket
@@ -149,6 +150,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._client = ""  # the mark of the last message
         self._unread = True  # the body of the request
         self.server.limit(self.connection, _HEAD_S)
+        assert isinstance(self.rfile, io.BufferedReader)
+        self._peek = self.rfile.peek
 
     def finish(self) -> None:
         self.server.forget(self.connection)
@@ -159,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def handle_one_request(self) -> None:
         with contextlib.suppress(OSError):
-            self.rfile.peek(1)  # waits for the first byte
+            self._peek(1)  # waits for the first byte
             self.server.limit(self.connection, _HEAD_S)
             self._unread = True
             super().handle_one_request()

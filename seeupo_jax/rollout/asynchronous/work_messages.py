@@ -16,19 +16,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import seeupo_jax
 from seeupo_jax.durable_files import make_folder, move_file
 from seeupo_jax.parallel.listening import split_address
 from seeupo_jax.rollout import stored_trajectories
 from seeupo_jax.rollout.asynchronous.work import FinishedMember, Ticket
 from seeupo_jax.types import Segment, Trajectory
 
+PROGRAM = seeupo_jax.__version__  # which a worker must share with its trainer
 KEY_VARIABLE = "SEEUPO_ROLLOUT_KEY"
 ADDRESS_FILE = "workers.json"  # in the run's workdir
 CONTENT_TYPE = "application/x-seeupo-work"  # of every answer but refusals
 REGISTER, LEASE, DELIVER, ALIVE, LEAVE = "/register", "/lease", "/deliver", "/alive", "/leave"
 WEIGHTS = "/weights/"  # then VERSION-DIGEST/FILE
 UNKNOWN_WORKER = 410  # the status that asks a worker to register, again or at all
-MOST_BYTES = 2**28  # of a body, and of what it is decompressed to
+MOST_BYTES = 2**30  # of a body, and of what it is decompressed to
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,15 @@ class Register:
 
 @dataclass(frozen=True)
 class Lease:
-    """As `WorkSource.lease`. version: of the policy that the worker has. held: as of `Register`."""
+    """As `WorkSource.lease`.
+
+    version, policy: of the policy that the worker has, and its name. held: as of `Register`.
+    """
 
     worker: str
     conversations: int
     version: int
+    policy: str
     held: tuple[Ticket, ...]
 
 
@@ -262,12 +268,12 @@ def read_address(workdir: Path) -> TrainerAddress | None:
 
 
 def given_address(address: str, key: str | None = None) -> TrainerAddress:
-    """The address HOST:PORT with a key, by default that of SEEUPO_ROLLOUT_KEY.
+    """The address HOST:PORT, or http://HOST:PORT, with a key, by default that of SEEUPO_ROLLOUT_KEY.
 
     Raises:
       ValueError: another form of address; no key.
     """
-    host, port = split_address(address, "the trainer's address")
+    host, port = split_address(address.removeprefix("http://").rstrip("/"), "the trainer")
     given = os.environ.get(KEY_VARIABLE, key)
     if given is None:
         raise ValueError(

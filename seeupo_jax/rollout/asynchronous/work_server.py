@@ -13,11 +13,12 @@ from pathlib import Path
 from seeupo_jax.checkpoint.manifest import MANIFEST
 from seeupo_jax.rollout.asynchronous import work_messages
 from seeupo_jax.rollout.asynchronous.ticket_book import TicketBook
-from seeupo_jax.rollout.asynchronous.work import FinishedMember, versions_of
+from seeupo_jax.rollout.asynchronous.work import FinishedMember, Ticket, versions_of
 from seeupo_jax.rollout.asynchronous.work_http import HttpServer, Refusal, Service
 from seeupo_jax.rollout.asynchronous.work_messages import (
     ADDRESS_FILE,
     MESSAGES,
+    PROGRAM,
     UNKNOWN_WORKER,
     WEIGHTS,
     Deliver,
@@ -61,9 +62,8 @@ class WorkServer:
         self,
         book: TicketBook,
         workdir: Path,
-        *,
         sampling_hash: str,
-        program: str,
+        *,
         max_lag: int,
         patience_s: float = 60.0,
         log: Callable[[str], None] = _LOGGER.warning,
@@ -72,14 +72,13 @@ class WorkServer:
 
         Args:
           workdir: WORKDIR/workers.json is written there, and WORKDIR/weights is served.
-          sampling_hash, program: of the run, and the version of this program; a worker with others
-            is refused.
+          sampling_hash: of the run; a worker with another one, or of another version of this
+            program, is refused.
           max_lag: a worker with version v plays iterations up to v + max_lag + 1.
           log: takes a sentence on each worker that comes, leaves or is lost.
         """
         self._book, self._workdir, self._log = book, workdir, log
-        self._sampling_hash, self._program = sampling_hash, program
-        self._max_lag, self._patience_s = max_lag, patience_s
+        self._sampling_hash, self._max_lag, self._patience_s = sampling_hash, max_lag, patience_s
         self._workers: dict[str, _Worker] = {}  # by what tells them apart
         self._lock = threading.Lock()  # guards workers, published and closed
         self._published: dict[int, str] = {}  # names of versions, the newest last
@@ -155,10 +154,7 @@ class WorkServer:
             self._register(message)
         delivered_before = self._hear(message)
         if isinstance(message, Lease):
-            self._book.hold(message.worker, message.held)
-            up_to = message.version + self._max_lag + 1
-            tickets = self._book.lease(message.worker, message.conversations, up_to)
-            return self._status(message.worker, tickets)
+            return self._status(message.worker, self._lease(message))
         if isinstance(message, Deliver):
             self._deliver(message, {} if delivered_before else message.usage)
         if isinstance(message, Leave):
@@ -168,7 +164,7 @@ class WorkServer:
     def _register(self, message: Register) -> None:
         for what, got, ours in (
             ("a configuration whose sampling is", message.sampling_hash, self._sampling_hash),
-            ("version", message.program, self._program),
+            ("version", message.program, PROGRAM),
         ):
             if got != ours:
                 raise Refusal(
@@ -198,12 +194,24 @@ class WorkServer:
             before, worker.delivery = message.number <= worker.delivery, message.number
             return before
 
+    def _lease(self, message: Lease) -> list[Ticket]:
+        """The tickets that a worker may play with the policy that it has."""
+        self._book.hold(message.worker, message.held)
+        if self._published.get(message.version, message.policy) != message.policy:
+            return []  # of the run before it was resumed from an older checkpoint
+        up_to = min(message.version, max(self._published, default=-1)) + self._max_lag + 1
+        return self._book.lease(message.worker, message.conversations, up_to)
+
     def _deliver(self, message: Deliver, usage: dict[str, float]) -> None:
-        foreign = [each for each in message.finished if self._is_foreign(each, message.policies)]
-        taken = [each for each in message.finished if each not in foreign]
-        self._book.deliver(message.worker, taken, usage)
+        foreign = {
+            (each.number, each.member)
+            for each in message.finished
+            if self._is_foreign(each, message.policies)
+        }
+        own = [each for each in message.finished if (each.number, each.member) not in foreign]
+        self._book.deliver(message.worker, own, usage)
         if foreign:
-            self._book.put_back(message.worker, {(each.number, each.member) for each in foreign})
+            self._book.put_back(message.worker, foreign)
             name = self._workers[message.worker].name
             self._log(
                 f"worker {name}: {len(foreign)} conversations are sampled again: their policies"
@@ -225,7 +233,7 @@ class WorkServer:
             for version in versions_of(finished.trajectory)
         )
 
-    def _status(self, worker: str, tickets: Sequence[object] = ()) -> Status:
+    def _status(self, worker: str, tickets: Sequence[Ticket] = ()) -> Status:
         with self._lock:
             self._workers[worker].informed = self._closed
             version = next(reversed(self._published), None)
