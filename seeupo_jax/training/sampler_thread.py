@@ -12,10 +12,11 @@ import jax
 
 from seeupo_jax.agents.agent_tasks import AgentTasks
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.parallel.compiling import Between
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.policy_io.build import Policy
 from seeupo_jax.rollout.asynchronous.local_work import LocalWork
-from seeupo_jax.rollout.asynchronous.sampling_loop import sampling_loop
+from seeupo_jax.rollout.asynchronous.sampling_loop import SamplingLoop
 from seeupo_jax.rollout.asynchronous.ticket_book import TicketBook
 from seeupo_jax.rollout.asynchronous.work import PublishedPolicy
 from seeupo_jax.rollout.watch import Watch
@@ -54,7 +55,7 @@ class SamplerThread:
             config,
             self._policy,
             tasks,
-            stop=lambda: stop() or self._work.closed,
+            stop=stop,
             watch=Watch(),
             log=log,
         )
@@ -62,9 +63,9 @@ class SamplerThread:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
 
-    def compile(self, params: Any) -> None:
+    def compile(self, params: Any, between: Between) -> None:
         """See `Samplers`."""
-        self._parts.engine.compile(self._policy.merged(self._copy(params)))
+        self._parts.engine.compile(self._policy.merged(self._copy(params)), between)
 
     def publish(self, params: Any, version: int, fingerprint: str) -> None:
         """See `Samplers`."""
@@ -97,6 +98,7 @@ class SamplerThread:
     def _run(self) -> None:
         try:
             with contextlib.suppress(Stopped):
-                sampling_loop(self._work, self._parts.worker, seed=self._config.seed)
+                seed, max_lag = self._config.seed, self._config.rollout.max_lag
+                SamplingLoop(self._parts.worker, self._work, seed=seed, max_lag=max_lag).run()
         except BaseException as error:  # the trainer's thread raises it
             self._error = error

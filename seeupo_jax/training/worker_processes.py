@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 
-import seeupo_jax
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.errors import WriteError
+from seeupo_jax.parallel.compiling import Between
 from seeupo_jax.policy_io.build import Policy
 from seeupo_jax.policy_io.resume_check import sampling_hash
 from seeupo_jax.rollout.asynchronous.ticket_book import TicketBook
@@ -49,15 +49,14 @@ class WorkerProcesses:
             self._server = WorkServer(
                 book,
                 workdir,
-                sampling_hash=sampling_hash(config),
-                program=seeupo_jax.__version__,
+                sampling_hash(config),
                 max_lag=config.rollout.max_lag,
                 log=log,
             )
             address = self._server.start(config.rollout.host, config.rollout.port or 0)
             log(f"workers get their work at {address} (WORKDIR/workers.json)")
 
-    def compile(self, params: Any) -> None:
+    def compile(self, params: Any, between: Between) -> None:
         """Nothing: workers compile their own programs."""
 
     def publish(self, params: Any, version: int, fingerprint: str) -> None:

@@ -42,11 +42,10 @@ class LocalWork:
         self._book.deliver(_NAME, finished, usage)
 
     def newer_policy(self, than: int | None) -> PublishedPolicy | None:
-        """See `WorkSource`."""
-        newest = self._newest
-        if newest is None or (than is not None and newest.version <= than):
-            return None
-        self._used = newest.version
+        """See `WorkSource`; each policy once."""
+        newest, self._newest = self._newest, None  # its parameters are the sampler's from now on
+        if newest is not None:
+            self._used = newest.version
         return newest
 
     @property
