@@ -173,7 +173,7 @@ need() {
 
 # check_module_arguments ARGUMENT...: checks the module's arguments before anything is started.
 check_module_arguments() {
-    config='' workdir='' checkpoints='' checkpoint_group='' role='' port_set='' before=''
+    config='' workdir='' checkpoints='' checkpoint_group='' role='' port_set='' host_set='' before=''
     for argument in "$@"; do
         case $before in
             --override | --role) argument=$before=$argument ;;
@@ -189,6 +189,7 @@ check_module_arguments() {
             --workdir=?*) workdir=${argument#--workdir=} ;;
             --role=rollout) role=rollout ;;
             --config.rollout.port=?*) port_set=1 ;;
+            --config.rollout.host=?*) host_set=1 ;;
             --config.checkpoint=*) checkpoints='' checkpoint_group=${argument#*=} ;;
             --config.checkpoint.directory=[Nn][Oo][Nn][Ee]) checkpoints='' checkpoint_group='' ;;
             --config.checkpoint.directory=*) checkpoints=${argument#*=} checkpoint_group='' ;;
@@ -212,6 +213,12 @@ this script does not read; allowed: its fields, as --config.checkpoint.directory
         *) fail "$setting: got '$where', which is lost with the machine; allowed: a folder of a \
 bucket, /mnt/BUCKET/DIR, or --config.checkpoint.directory=gs://BUCKET/DIR." ;;
     esac
+}
+
+# check_listening: checks that a trainer lets rollout workers of other machines in.
+check_listening() {
+    [ -z "$port_set" ] || [ -n "$role$host_set" ] || fail "--config.rollout.host: got nothing with \
+--config.rollout.port; allowed: an address that workers on other machines reach, such as 0.0.0.0."
 }
 
 # check_worker OPTION TYPE: with --role=rollout, checks that the process is alone on one host and

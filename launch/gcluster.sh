@@ -78,6 +78,7 @@ case $command in
         required --compute-type "$compute_type" v5p-64
         required --image "$image" us-docker.pkg.dev/my-project/images/seeupo_jax
         check_module_arguments "$@"
+        check_listening
         check_worker --compute-type "$compute_type"
         check_kept
         need gcluster

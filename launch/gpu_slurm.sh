@@ -2,7 +2,7 @@
 # Trains on GPU nodes of a Slurm cluster: one process per node, with all its GPUs.
 set -eu
 dry_run='' module=seeupo_jax.train nodes=1 gpus_per_node=8 cpus_per_node='' time='' partition=''
-account='' job_name=seeupo_jax logs=runs/slurm grace=120 job=''
+account='' job_name=seeupo_jax logs=runs/slurm grace=120 job='' after=''
 # shellcheck source=launch/common.sh
 . "$(dirname "$0")/common.sh"
 
@@ -27,6 +27,7 @@ and when it is preempted, the job saves, is requeued and later resumes.
   --cpus-per-node N     (default: 8 per GPU)
   --time T              time limit, such as 12:00:00 (default: Slurm's)
   --partition P, --account A   (default: Slurm's)
+  --after NUMBER        not before this job has begun, as for workers the trainer's
   --job-name NAME       (default: $job_name)
   --logs DIR            folder of the logs (default: $logs)
   --grace S             seconds for saving before the time limit (default: $grace)
@@ -48,7 +49,7 @@ case ${1-} in
 esac
 shift
 parse "--dry-run" "--nodes --gpus-per-node --cpus-per-node --time --partition --account \
---job-name --logs --grace --job --module" "$@"
+--job-name --logs --grace --job --after --module" "$@"
 shift "$parsed"
 whole_number --nodes "$nodes"
 whole_number --gpus-per-node "$gpus_per_node"
@@ -62,6 +63,8 @@ case $command in
     submit)
         check_module_arguments "$@"
         check_config_file
+        check_listening
+        [ -z "$after" ] || whole_number --after "$after"
         ;;
     *)
         whole_number --job "${job%%_*}"
@@ -82,7 +85,7 @@ submit() {
     number=$(run sbatch --parsable "--job-name=$job_name" "--nodes=$nodes" --ntasks-per-node=1 \
         "--gpus-per-node=$gpus_per_node" "--cpus-per-task=$cpus_per_node" --requeue \
         "--signal=B:TERM@$grace" --open-mode=append "--output=$log" "--chdir=$root" \
-        ${array:+"--array=$array"} \
+        ${array:+"--array=$array"} ${after:+"--dependency=after:$after"} \
         ${time:+"--time=$time"} ${partition:+"--partition=$partition"} \
         ${account:+"--account=$account"} "$@") || {
         say "error: Slurm rejected the job; see the output above."

@@ -120,6 +120,7 @@ v6e:2x4 or v5p:2x2x1, since every host is a worker of its own."
 check_options() {
     check_kept
     check_mounted
+    check_listening
     [ -z "$role" ] || fail "--role: got rollout; allowed: none, but --workers=N before --config, \
 which adds workers to the trainer's JobSet."
     if [ -z "$workers" ]; then
@@ -182,8 +183,10 @@ END
     [ -n "$workers" ] || return 0
     check_workers
     set -f # a word of the flags is no pattern of files
+    # Slices may wait for nodes for hours. A worker that gives them up ends the JobSet.
     # shellcheck disable=SC2086  # one word for each flag
-    replicated_job worker "$workers" "$worker_spot" --alone "$@" $worker_flags --role=rollout
+    replicated_job worker "$workers" "$worker_spot" --alone "$@" --patience=86400 $worker_flags \
+        --role=rollout
 }
 
 # replicated_job NAME REPLICAS SPOT COMMAND...: prints the Jobs of the slices, or of the workers.

@@ -98,6 +98,7 @@ case $command in
             /*) fail "--config: got '$config'; allowed: a path relative to the checkout." ;;
         esac
         [ -n "$git" ] || check_config_file
+        check_listening
         check_worker --accelerator-type "$accelerator_type"
         # The machine may be lost, or this command may delete it.
         [ -z "$spot$keep_alive$delete_when_done" ] && [ "$command" != resume ] || check_kept

@@ -251,10 +251,26 @@ WRONG = [
         "jobset.sh",
         [
             *["run", *JOBSET, "--workers=2", "--worker-topology=v6e:2x4", TRAINING[0]],
-            *["--workdir=d", "--config.rollout.port=1", "--config.checkpoint.directory=gs://b/c"],
+            *["--workdir=d", "--config.rollout.port=1", "--config.rollout.host=::"],
+            "--config.checkpoint.directory=gs://b/c",
         ],
         "--workdir: got 'd' with --workers; allowed: a folder that they share",
     ),
+    *(
+        (
+            script,
+            [*arguments, *TRAINING, "--config.rollout.port=8790"],
+            "--config.rollout.host: got nothing with --config.rollout.port; allowed: an address",
+        )
+        for script, arguments in (
+            ("jobset.sh", ["run", *JOBSET, "--bucket=mine"]),
+            ("gcluster.sh", GCLUSTER),
+            ("gke_xpk.sh", GKE),
+            ("tpu_vm.sh", ["all", *TPU, *MORE]),
+            ("gpu_slurm.sh", ["submit"]),
+        )
+    ),
+    ("gpu_slurm.sh", ["submit", "--after=x", *TRAINING], "--after: got 'x'; allowed: a whole"),
     ("jobset.sh", ["logs", "--name=r", "--worker=x"], "--worker: got 'x'; allowed: a number"),
     ("gpu_slurm.sh", ["logs", "--job=7_"], "--job, of 7_ the task: got ''; allowed: a whole"),
     ("gpu_slurm.sh", ["submit", "--nodes=two"], "--nodes: got 'two'; allowed: a whole number"),

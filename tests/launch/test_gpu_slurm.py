@@ -73,11 +73,12 @@ def test_a_job_is_submitted_with_time_to_save_and_a_way_back_into_the_queue(slur
 
 def test_workers_are_the_tasks_of_an_array(slurm):
     role = [*TRAINING, "--role=rollout"]
-    done = slurm.run("gpu_slurm.sh", "submit", "--nodes=4", "--job-name=workers", *role)
+    more = ["--nodes=4", "--job-name=workers", "--after=122"]
+    done = slurm.run("gpu_slurm.sh", "submit", *more, *role)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "job 123; log: runs/slurm/workers-123_TASK.log\n"
     (submit,) = slurm.calls()
-    assert {"--nodes=1", "--array=1-4", "--requeue"} < set(submit)
+    assert {"--nodes=1", "--array=1-4", "--requeue", "--dependency=after:122"} < set(submit)
     assert "--output=runs/slurm/%x-%A_%a.log" in submit
     script = submit.index("launch/slurm_job.sh")
     python = [".venv/bin/python", "-m", "seeupo_jax.train"]

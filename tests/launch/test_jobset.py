@@ -54,7 +54,8 @@ ALL = [*BUCKET, "--slices=2", "--service-account=trainer", "--queue=team", "--sp
 
 
 WORKERS = [*ALL, "--workers=3", "--worker-topology=v6e:2x4"]
-ASYNCHRONOUS = [*TRAINING, "--config.rollout.port=8790", "--config.rollout.max_lag=1"]
+LISTENING = ["--config.rollout.port=8790", "--config.rollout.host=0.0.0.0"]
+ASYNCHRONOUS = [*TRAINING, *LISTENING, "--config.rollout.max_lag=1"]
 
 
 @pytest.mark.parametrize("options", [BUCKET, ALL, WORKERS], ids=("few", "all", "workers"))
@@ -228,7 +229,9 @@ def test_a_worker_is_a_job_of_one_host_that_runs_the_same_command_alone(stage):
     training = ["python", "-m", "seeupo_jax.train", *ASYNCHRONOUS]
     assert trainer["command"] == [*run, *training]
     own = ["--config.mesh.tensor=8", "--config.env.options={'a':'*'}"]
-    assert container["command"] == [*run, "--alone", *training, *own, "--role=rollout"]
+    # It waits for slices that wait for nodes: that it gives them up is no mistake of a user.
+    wanted = [*run, "--alone", *training, "--patience=86400", *own, "--role=rollout"]
+    assert container["command"] == wanted
     assert container["volumeMounts"] == trainer["volumeMounts"]
 
 
