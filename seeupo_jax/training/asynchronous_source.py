@@ -11,9 +11,11 @@ import jax
 
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs.base import TaskShare
+from seeupo_jax.parallel.compiling import Between
 from seeupo_jax.parallel.distributed import broadcast_from_primary, max_over_processes
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.policy_io.build import Policy
+from seeupo_jax.rollout.asynchronous.sampling_loop import IDLE_S, WAITS, WALL_S
 from seeupo_jax.rollout.asynchronous.ticket_book import TakenIteration, TicketBook
 from seeupo_jax.rollout.collect import Collected, count_tokens
 from seeupo_jax.rollout.player import STOP_POLL_S
@@ -36,8 +38,8 @@ from seeupo_jax.training.policy_history import (
 class Samplers(Protocol):
     """Who samples beside training; of several trainer processes each calls what it says."""
 
-    def compile(self, params: Any) -> None:
-        """Compiles their programs where they run here."""
+    def compile(self, params: Any, between: Between) -> None:
+        """Compiles their programs, where they run here; `between`: as of `compile_all`."""
         ...
 
     def publish(self, params: Any, version: int, fingerprint: str) -> None:
@@ -97,12 +99,11 @@ class AsynchronousSource(IterationSource):
         self._next: int | None = None  # iteration to be admitted
         self._booked = False  # whether the book has tickets
         self._stored: dict[int, _Stored] = {}  # iterations that were stored, not trained on yet
-        self._complete_at = time.perf_counter()  # when the previous iteration was
+        self._complete_at = 0.0  # when the previous iteration was, or the first policy came
         self._reissued = 0  # members, up to the previous iteration
 
-    def compile(self, params: Any) -> None:
-        super().compile(params)
-        self._samplers.compile(params)
+    def compile_samplers(self, params: Any, between: Between) -> None:
+        self._samplers.compile(params, between)
 
     def of(
         self,
@@ -156,7 +157,8 @@ class AsynchronousSource(IterationSource):
 
     def _admit(self, iteration: int) -> None:
         """Lets all tickets start that may while an iteration's policy is the newest."""
-        self._next = iteration if self._next is None else self._next
+        if self._next is None:
+            self._next, self._complete_at = iteration, time.perf_counter()
         last = min(iteration + self._config.rollout.max_lag, self._config.iterations)
         while self._next <= last and self._admit_next(self._next):
             self._next += 1
@@ -199,7 +201,7 @@ class AsynchronousSource(IterationSource):
         if first:
             taken = self._book.take(iteration)
             sampled_by = join_origins(self._policies.sampled(taken.trajectories), iteration)
-            found = self._collected(taken), sampled_by, self._counted()
+            found = self._collected(taken), sampled_by, self._counted(taken.usage)
         collected, sampled_by, self.metrics = broadcast_from_primary(found, *TYPES)
 
         def remove() -> None:
@@ -215,7 +217,9 @@ class AsynchronousSource(IterationSource):
         sampled, context = count_tokens(taken.trajectories)
         seconds = {name: x for name, x in taken.usage.items() if name.endswith("_s")}
         counts = {name: int(x) for name, x in taken.usage.items() if name not in seconds}
-        waits = {name: seconds.pop(name, 0.0) for name in ("environment_s", "reset_s", "reward_s")}
+        waits = {name: seconds.pop(name, 0.0) for name in WAITS}
+        for name in (WALL_S, IDLE_S):  # a metric of their own
+            seconds.pop(name, None)
         return Collected(
             taken.trajectories,
             wall_s,
@@ -226,14 +230,16 @@ class AsynchronousSource(IterationSource):
             **waits,
         )
 
-    def _counted(self) -> dict[str, float]:
+    def _counted(self, usage: Mapping[str, float]) -> dict[str, float]:
         """Metrics of the samplers since the previous iteration was complete."""
         counts = self._book.counts()
         reissued, self._reissued = counts.reissued - self._reissued, counts.reissued
+        wall_s = usage.get(WALL_S, 0.0)
         return {
             "rollout/workers": counts.workers,
             "rollout/groups_ahead": counts.groups_ahead,
             "rollout/reissued": reissued,
+            "rollout/idle_fraction": usage.get(IDLE_S, 0.0) / wall_s if wall_s else float("nan"),
         }
 
     def _activity(self) -> Activity:

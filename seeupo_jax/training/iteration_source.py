@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs.base import TaskShare
+from seeupo_jax.parallel.compiling import Between
 from seeupo_jax.parallel.fingerprint import fingerprint
 from seeupo_jax.policy_io.build import Policy
 from seeupo_jax.policy_io.resume_check import sampling_hash
@@ -77,8 +78,15 @@ class IterationSource:
         self.origin: SamplingOrigin | None = None
 
     def compile(self, params: Any) -> None:
-        """Compiles the fingerprint of the parameters, and what else no other part compiles."""
+        """Compiles the fingerprint of the parameters."""
         self._fingerprint(params)
+
+    def compile_samplers(self, params: Any, between: Between) -> None:
+        """Compiles what samplers of this source run in this process, if it has any.
+
+        Args:
+          between: as of `compile_all`.
+        """
 
     def of(
         self,

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any
 
-import numpy as np
-
-from seeupo_jax.types import UNKNOWN_VERSION, Trajectory
+from seeupo_jax.rollout.asynchronous.work import versions_of
+from seeupo_jax.types import Trajectory
 
 
 class Verdict(Enum):
@@ -71,9 +70,7 @@ class PolicyHistory:
 
 def _versions(trajectory: Trajectory) -> set[int]:
     began = trajectory.policy_version
-    each = [segment.versions(began) for segment in trajectory.segments]
-    sampled = {*np.concatenate([np.zeros(0, int), *each]).tolist()} - {UNKNOWN_VERSION}
-    return sampled if began is None else sampled | {began}
+    return versions_of(trajectory) | (set() if began is None else {began})
 
 
 def join_origins(sampled_by: Mapping[int, str], iteration: int) -> str:

@@ -116,7 +116,9 @@ class Run:
         parts.progress.phase(COMPILING)
         parts.source.compile(params)
         with parts.log.counted("rollout"):
-            parts.engine.compile(parts.policy.merged(params), between)
+            parts.source.compile_samplers(params, between)
+            if parts.config.evaluation.tasks or not parts.config.rollout.asynchronous:
+                parts.engine.compile(parts.policy.merged(params), between)
         parts.progress.phase(COMPILING)
         with parts.log.counted("sweep"):
             train = compile_programs(parts.learner, state.train, parts.ref_params, count, between)

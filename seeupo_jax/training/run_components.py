@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,27 +14,27 @@ from seeupo_jax.agents.agent_tasks import AgentTasks, find_tasks
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.envs.tasks import list_task_shares
-from seeupo_jax.evaluation.episode_host import build_host
 from seeupo_jax.evaluation.evaluation import selection_split, selection_warning
-from seeupo_jax.evaluation.frozen_roles import with_frozen_roles
 from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.metrics.metrics_log import read_metrics
+from seeupo_jax.parallel.mesh import samplers_own_mesh
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.policy_io import build
-from seeupo_jax.policy_io.build_sampler import build_engine
 from seeupo_jax.policy_io.policy_folder import log_policy
-from seeupo_jax.rewards.candidate_judge import make_judge
-from seeupo_jax.rewards.scorer import make_scorer
-from seeupo_jax.rollout.engine.role_engine import RoleEngine
+from seeupo_jax.rollout.asynchronous.ticket_book import TicketBook
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.rollout.player import RolloutWorker
+from seeupo_jax.training.asynchronous_source import AsynchronousSource, Samplers
 from seeupo_jax.training.build_learner import build_learner
 from seeupo_jax.training.callbacks import Callback, Callbacks, RunHandle
 from seeupo_jax.training.iteration_source import IterationSource
 from seeupo_jax.training.reference_answers import ReferenceAnswers
 from seeupo_jax.training.run_log import RunLog
+from seeupo_jax.training.sampler_parts import SamplerParts, build_sampler
+from seeupo_jax.training.sampler_thread import SamplerThread
 from seeupo_jax.training.stagnation import Stagnation
 from seeupo_jax.training.trajectory_source import TrajectorySource
+from seeupo_jax.training.worker_processes import WorkerProcesses
 from seeupo_jax.types import TrainState
 
 
@@ -97,7 +98,7 @@ def build_components(
     learner, train, ref_params = build_learner(config, policy, params)
     tasks, references = find_tasks(config), None
     sampler = build_sampler(
-        samplers_config(config),
+        _evaluating(config),
         policy,
         tasks,
         stop=lambda: request.asked,
@@ -108,8 +109,7 @@ def build_components(
         template = config.algorithm.estimator.gain_template
         references = ReferenceAnswers(tasks, policy.tokenizer, template, progress.log)
     selects_on = selection_split(config, tasks)
-    shares = list_task_shares(tasks, "train")
-    source = _build_source(config, workdir, policy, tasks, shares, sampler.worker, progress.log)
+    source = _build_source(config, workdir, policy, tasks, sampler.worker, progress.log)
     log_policy(config, workdir, policy, progress.log)
     progress.log(str(sampler.engine.plan))
     if (warning := selection_warning(config, selects_on)) is not None:
@@ -135,3 +135,38 @@ def build_components(
         ),
     )
     return parts, train
+
+
+def _evaluating(config: Config) -> Config:
+    """The configuration of what plays on the devices that train, where others sample: it plays
+    evaluations, meanwhile, and so has a layout and an endpoint of its own."""
+    if not config.rollout.asynchronous:
+        return config
+    rollout = dataclasses.replace(config.rollout, mesh=None)
+    return dataclasses.replace(
+        config, rollout=rollout, agent=dataclasses.replace(config.agent, port=0)
+    )
+
+
+def _build_source(
+    config: Config,
+    workdir: Path,
+    policy: build.Policy,
+    tasks: AgentTasks,
+    worker: RolloutWorker,
+    log: Callable[[str], None],
+) -> IterationSource:
+    """The source of trajectories: the devices that train, or samplers beside them."""
+    shares = list_task_shares(tasks, "train")
+    if not config.rollout.asynchronous:
+        return TrajectorySource(config, workdir, policy, worker, shares, log)
+    mesh = samplers_own_mesh(config, policy.mesh)
+
+    def start(book: TicketBook) -> Samplers:
+        if mesh is None:
+            return WorkerProcesses(config, workdir, policy, book, log)
+        return SamplerThread(config, policy, mesh, tasks, book, stop=worker.stop, log=log)
+
+    return AsynchronousSource(
+        config, workdir, policy, shares, start, log, stop=worker.stop, watch=worker.watch
+    )
