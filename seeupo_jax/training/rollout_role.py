@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shutil
 import socket
@@ -15,6 +14,7 @@ from typing import Any
 
 import jax
 
+from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.errors import terminal_line
 from seeupo_jax.evaluation.episode_host import check_host
@@ -27,13 +27,13 @@ from seeupo_jax.policy_io.resume_check import sampling_hash
 from seeupo_jax.rollout.asynchronous.background_source import BackgroundSource
 from seeupo_jax.rollout.asynchronous.sampling_loop import SamplingLoop
 from seeupo_jax.rollout.asynchronous.work_client import TrainerLost, WorkClient
+from seeupo_jax.rollout.asynchronous.work_messages import ADDRESS_FILE, read_address
 from seeupo_jax.rollout.watch import Watch
-from seeupo_jax.rollout.weights.reading import read_arrays
-from seeupo_jax.training.rollout_parts import RolloutParts, build_rollout
+from seeupo_jax.rollout.weights.reading import read_version
+from seeupo_jax.training.sampler_parts import SamplerParts, build_sampler
 
-PATIENCE_S = 600.0
-_ADDRESS_FILE = "workers.json"  # of the trainer's workdir
-_POLL_S = 0.5  # between looks for it
+PATIENCE_S = 600.0  # of a worker whose trainer is away
+_FIND_S = 0.5  # between looks for the trainer
 _REPORT_S = 15.0  # between lines of progress
 _CLOSE_S = 5.0  # for environments to close; a call that hangs does not keep the process
 
@@ -76,37 +76,110 @@ def run_rollout(
     with StopRequest() as request, contextlib.ExitStack() as held:
         try:
             if trainer is None:
-                _await_address(workdir / _ADDRESS_FILE, patience_s, lambda: request.asked)
-            policy, shapes = _load(config, workdir, trainer)
-            watch = Watch()
-            parts = build_rollout(
-                config, policy, stop=lambda: request.asked, watch=watch, log=_print
+                _await_trainer(workdir, patience_s, lambda: request.asked)
+            reader = _Reader()
+            client = _connect(config, workdir, trainer, reader, patience_s, held)
+            policy, params = _load(config, workdir, trainer)
+            reader.use(policy, params)
+            del params
+            tasks, watch = held.enter_context(contextlib.closing(find_tasks(config))), Watch()
+            parts = build_sampler(
+                config, policy, tasks, stop=lambda: request.asked, watch=watch, log=_print
             )
             held.callback(_close, parts)
             _print(str(parts.engine.plan))
-            downloads = held.enter_context(_downloads(workdir))
-            client = WorkClient(
-                workdir=workdir if trainer is None else None,
-                address=None if trainer is None else f"http://{trainer}",
-                name=f"{socket.gethostname()}-{os.getpid()}",
-                sampling_hash=sampling_hash(config),
-                read_policy=functools.partial(_read, policy, shapes),
-                downloads=downloads,
-                patience_s=patience_s,
-                log=_print,
-            )
-            source = BackgroundSource(client)
-            held.callback(source.close)
-            _sample(config, policy, parts, source, watch)
+            with contextlib.closing(BackgroundSource(client)) as source:
+                _sample(config, policy, parts, source, watch)
             _print("the run is over")
         except Stopped:
             _print(f"stopped by {request.why}; conversations under way are left to others")
 
 
+class _Reader:
+    """Reads published policies, all parameters of each, once it knows what they are of."""
+
+    def __init__(self) -> None:
+        self._policy: build.Policy | None = None
+        self._shapes: Any = None
+
+    def use(self, policy: build.Policy, params: Any) -> None:
+        """Reads policies of this network; `params` are those that train."""
+        self._shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+        self._policy = policy
+
+    def __call__(self, folder: Path) -> Any:
+        policy = self._policy
+        assert policy is not None  # no policy is asked for before
+        trained = read_version(folder, policy.network, self._shapes, policy.mesh).params
+        return policy.merged(trained)
+
+
+def _await_trainer(workdir: Path, patience_s: float, stop: Callable[[], bool]) -> None:
+    """Returns when a trainer says where it is, which it does after its warm start.
+
+    Raises:
+      ValueError: none did. Stopped: this process was asked to stop.
+    """
+    until = time.monotonic() + patience_s
+    while read_address(workdir) is None:
+        if stop():
+            raise Stopped
+        if time.monotonic() > until:
+            raise ValueError(
+                f"--workdir: got {workdir}, where no trainer was found for {patience_s:g} s"
+                f" (--patience), since there is no {ADDRESS_FILE}; allowed: the folder of a run"
+                " with rollout.port that goes on, or --trainer=HOST:PORT."
+            )
+        time.sleep(_FIND_S)
+
+
+def _connect(
+    config: Config,
+    workdir: Path,
+    trainer: str | None,
+    reader: _Reader,
+    patience_s: float,
+    held: contextlib.ExitStack,
+) -> WorkClient:
+    """The connection to a trainer, which refuses this process now if it ever does.
+
+    Raises:
+      ValueError: as of `run_rollout`.
+    """
+    name = f"{socket.gethostname()}-{os.getpid()}"
+    downloads = workdir / "received_weights" / name
+    held.callback(shutil.rmtree, downloads, ignore_errors=True)
+    client = WorkClient(
+        workdir=workdir if trainer is None else None,
+        address=trainer,
+        name=name,
+        sampling_hash=sampling_hash(config),
+        read_policy=reader,
+        downloads=downloads,
+        patience_s=patience_s,
+        log=_print,
+    )
+    held.callback(client.close)
+    _ = client.closed  # asks the trainer
+    return client
+
+
+def _load(config: Config, workdir: Path, trainer: str | None) -> tuple[build.Policy, Any]:
+    """The policy that the run started from, and those of its parameters that train."""
+    start = starting_folder(config, workdir)
+    if start is None:
+        raise ValueError(
+            f"--workdir: got {workdir}, which has no warm_start; allowed with"
+            f" config.warm_start.stages{'' if trainer is None else ' and --trainer'}: a folder that"
+            " is shared with the trainer, or a copy of its WORKDIR/warm_start in this one."
+        )
+    return build.load_policy(config, start)
+
+
 def _sample(
     config: Config,
     policy: build.Policy,
-    parts: RolloutParts,
+    parts: SamplerParts,
     source: BackgroundSource,
     watch: Watch,
 ) -> None:
@@ -133,55 +206,7 @@ def _sample(
         raise
 
 
-def _await_address(file: Path, patience_s: float, stop: Callable[[], bool]) -> None:
-    """Returns when a trainer says where it is, which it does after its warm start.
-
-    Raises:
-      ValueError: none did. Stopped: this process was asked to stop.
-    """
-    until = time.monotonic() + patience_s
-    while not file.exists():
-        if stop():
-            raise Stopped
-        if time.monotonic() > until:
-            raise ValueError(
-                f"--workdir: got {file.parent}, where no trainer has been for {patience_s:g} s"
-                f" (--patience), since there is no {file.name}; allowed: the folder of a run with"
-                " rollout.port that goes on, or --trainer=HOST:PORT."
-            )
-        time.sleep(_POLL_S)
-
-
-def _load(config: Config, workdir: Path, trainer: str | None) -> tuple[build.Policy, Any]:
-    """The policy, and shape structs of the parameters that train, which the trainer publishes."""
-    start = starting_folder(config, workdir)
-    if start is None:
-        raise ValueError(
-            f"--workdir: got {workdir}, which has no warm_start; allowed with"
-            f" config.warm_start.stages{'' if trainer is None else ' and --trainer'}: a folder that"
-            " is shared with the trainer, or its WORKDIR/warm_start as config.model.path without"
-            " stages."
-        )
-    policy, params = build.load_policy(config, start)
-    return policy, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
-
-
-def _read(policy: build.Policy, shapes: Any, folder: Path) -> Any:
-    """All parameters, those of a published version among them."""
-    return policy.merged(read_arrays(folder, policy.network, shapes, policy.mesh))
-
-
-@contextlib.contextmanager
-def _downloads(workdir: Path) -> Iterator[Path]:
-    """A folder of this process, for weights that come over the network."""
-    folder = workdir / "received_weights" / f"{socket.gethostname()}-{os.getpid()}"
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _close(parts: RolloutParts) -> None:
+def _close(parts: SamplerParts) -> None:
     """Closes environments and agents, for some seconds at most: one of them may hang."""
     closing = threading.Thread(target=parts.close, daemon=True)
     closing.start()

@@ -15,14 +15,14 @@ from seeupo_jax.rollout.engine.protocol import Action
 class Trainer:
     """A `WorkSource` whose run trains nothing: it takes each iteration once it is complete.
 
-    params: of each version, an iterable; they are published one after the other.
+    params: of each version, an iterator; they are published one after the other.
     ahead: iterations that are admitted before their policy is there.
     taken: trajectories of each iteration. delivered: number and member of each, as they came.
     """
 
-    def __init__(self, tasks_by_iteration, group_size, params=itertools.repeat(None), ahead=0):
+    def __init__(self, tasks_by_iteration, group_size, params=None, ahead=0):
         self._tasks, self._group_size = list(tasks_by_iteration), group_size
-        self._params, self._ahead = iter(params), ahead
+        self._params, self._ahead = params or itertools.repeat(None), ahead
         self.taken, self.delivered, self.usage = [], [], Counter()
         self.closed, self.on_delivery = False, lambda trainer: None
         self.go_back()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -70,6 +70,7 @@ class SamplingLoop:
         self._seed, self._max_lag, self._prepare = seed, max_lag, prepare
         self._next: PublishedPolicy | None = None  # that begins once nothing is open
         self._held: list[Ticket] = []  # leased, and not begun
+        self._lease_at = 0.0  # when to ask for tickets again
         self._open = 0  # conversations that have begun, or wait in the collection
         self._finished: list[FinishedMember] = []  # to be delivered
         self._usage = _Usage()
@@ -169,9 +170,13 @@ class SamplingLoop:
         With `rollout.deterministic` it is a whole iteration, which is then dealt at once.
         """
         rollout, held = self._worker.rollout, sum(len(ticket.members) for ticket in self._held)
-        if room > held:
-            most = rollout.trajectories if rollout.deterministic else rollout.group_size
-            self._held += self._source.lease(max(room - held, most))
+        if room <= held or time.monotonic() < self._lease_at:
+            return
+        least = rollout.trajectories if rollout.deterministic else rollout.group_size
+        tickets = self._source.lease(max(room - held, least))
+        self._held += tickets
+        if not tickets:
+            self._lease_at = time.monotonic() + FEED_POLL_S
 
     def _on_finished(self, request: EpisodeRequest, trajectory: Trajectory) -> None:
         self._open -= 1
@@ -189,7 +194,7 @@ class _Usage:
     def __init__(self) -> None:
         self._since = time.monotonic()
         self._seen: Mapping[str, float] = {}  # of the collection under way
-        self._rest: Counter[str] = Counter()  # to be delivered
+        self._rest = defaultdict[str, float](float)  # to be delivered
 
     def idle(self, wait_s: float) -> None:
         """Waits where there is nothing to play."""
@@ -202,7 +207,7 @@ class _Usage:
         self._add(engine, collection)
         now = time.monotonic()
         taken = {**self._rest, WALL_S: now - self._since}
-        self._since, self._rest = now, Counter()
+        self._since, self._rest = now, defaultdict[str, float](float)
         return taken
 
     def end(self, engine: Engine, collection: Collection) -> None:

@@ -268,7 +268,7 @@ def read_address(workdir: Path) -> TrainerAddress | None:
 
 
 def given_address(address: str, key: str | None = None) -> TrainerAddress:
-    """The address HOST:PORT, or http://HOST:PORT, with a key, by default that of SEEUPO_ROLLOUT_KEY.
+    """The address [http://]HOST:PORT with a key, by default that of SEEUPO_ROLLOUT_KEY.
 
     Raises:
       ValueError: another form of address; no key.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
@@ -10,7 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from seeupo_jax.checkpoint.manifest import MANIFEST
+from etils import epath
+
+from seeupo_jax.checkpoint.manifest import MANIFEST, DamagedCheckpoint, read_manifest
 from seeupo_jax.rollout.asynchronous import work_messages
 from seeupo_jax.rollout.asynchronous.ticket_book import TicketBook
 from seeupo_jax.rollout.asynchronous.work import FinishedMember, Ticket, versions_of
@@ -28,7 +31,7 @@ from seeupo_jax.rollout.asynchronous.work_messages import (
     Register,
     Status,
 )
-from seeupo_jax.rollout.weights.versions import FOLDER, versions
+from seeupo_jax.rollout.weights.versions import FOLDER, identity, versions
 
 _LOGGER = logging.getLogger(__name__)
 _GRACE_S = 5.0  # that a worker whose connection ended has to open another one
@@ -245,12 +248,18 @@ class WorkServer:
             return all(worker.informed or not worker.playing for worker in self._workers.values())
 
     def _in_folder(self) -> dict[int, str]:
-        return {each.number: each.name for each in versions(self._workdir / FOLDER)}
+        """The names of the whole versions: their numbers, and what tells their bytes apart."""
+        folder, names = self._workdir / FOLDER, dict[int, str]()
+        for version in versions(folder):
+            with contextlib.suppress(OSError, DamagedCheckpoint):  # removed meanwhile
+                manifest = read_manifest(epath.Path(folder / str(version)))
+                names[version] = f"{version}-{identity(manifest)[:12]}"
+        return names
 
     def _weight_file(self, path: str) -> Path:
         """The file of WORKDIR/weights that a path names."""
         name, _, file = path.removeprefix(WEIGHTS).partition("/")
-        folder = self._workdir / FOLDER / name
+        folder = self._workdir / FOLDER / name.partition("-")[0]
         known = name in self._in_folder().values() and path.startswith(WEIGHTS)
         if not known or file not in {MANIFEST, *(each.name for each in folder.iterdir())}:
             raise Refusal(404, "weights: got a version that is not there.")

@@ -171,10 +171,12 @@ def _put(folder: Path, manifest: Mapping[str, Any]) -> None:
     if not _holds(place, manifest):
         _remove(place)
         (folder / _UNFINISHED).rename(place)
-        sync_folder(folder)
     drop_unfinished(folder)
-    for old in versions(folder)[:-KEPT]:
-        _remove(folder / str(old))
+    # The version is there: what fails now is no failure of it.
+    with contextlib.suppress(OSError):
+        sync_folder(folder)
+        for old in versions(folder)[:-KEPT]:
+            _remove(folder / str(old))
 
 
 def _read_checked(folder: Path) -> dict[str, Any]:
