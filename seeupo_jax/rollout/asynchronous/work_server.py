@@ -14,7 +14,7 @@ from seeupo_jax.checkpoint.manifest import MANIFEST
 from seeupo_jax.rollout.asynchronous import work_messages
 from seeupo_jax.rollout.asynchronous.ticket_book import TicketBook
 from seeupo_jax.rollout.asynchronous.work import FinishedMember, Ticket, versions_of
-from seeupo_jax.rollout.asynchronous.work_http import HttpServer, Refusal, Service
+from seeupo_jax.rollout.asynchronous.work_http import ConnectionLimits, HttpServer, Refusal, Service
 from seeupo_jax.rollout.asynchronous.work_messages import (
     ADDRESS_FILE,
     MESSAGES,
@@ -31,6 +31,7 @@ from seeupo_jax.rollout.asynchronous.work_messages import (
 from seeupo_jax.rollout.weights.versions import FOLDER, versions
 
 _LOGGER = logging.getLogger(__name__)
+_LIMITS = ConnectionLimits()
 _GRACE_S = 5.0  # that a worker whose connection ended has to open another one
 _LOOK_S = 0.5  # between two looks for workers that are lost
 
@@ -66,6 +67,7 @@ class WorkServer:
         *,
         max_lag: int,
         patience_s: float = 60.0,
+        limits: ConnectionLimits = _LIMITS,
         log: Callable[[str], None] = _LOGGER.warning,
     ):
         """Prepares a server; it does not listen yet.
@@ -75,9 +77,10 @@ class WorkServer:
           sampling_hash: of the run; a worker with another one, or of another version of this
             program, is refused.
           max_lag: a worker with version v plays iterations up to v + max_lag + 1.
+          limits: of connections.
           log: takes a sentence on each worker that comes, leaves or is lost.
         """
-        self._book, self._workdir, self._log = book, workdir, log
+        self._book, self._workdir, self._limits, self._log = book, workdir, limits, log
         self._sampling_hash, self._max_lag, self._patience_s = sampling_hash, max_lag, patience_s
         self._workers: dict[str, _Worker] = {}  # by what tells them apart
         self._lock = threading.Lock()  # guards workers, published and closed
@@ -98,7 +101,7 @@ class WorkServer:
           ValueError: the address is not available, or SEEUPO_ROLLOUT_KEY cannot be sent.
         """
         try:
-            self._http = HttpServer(host, port)
+            self._http = HttpServer(host, port, self._limits)
         except (OSError, OverflowError) as error:
             raise ValueError(
                 f"config.rollout.port: {host}:{port} cannot be listened on: {error}."
@@ -144,7 +147,7 @@ class WorkServer:
         if kind is None:
             raise Refusal(404, f"the path: got {path[:80]!r}; allowed: {', '.join(MESSAGES)}.")
         try:
-            message = work_messages.unpack(body, kind)
+            message = work_messages.unpack(body, kind, self._limits.body_bytes)
             return work_messages.pack(self._receive(message)), message.worker
         except ValueError as error:
             raise Refusal(400, str(error)) from None
@@ -197,9 +200,9 @@ class WorkServer:
     def _lease(self, message: Lease) -> list[Ticket]:
         """The tickets that a worker may play with the policy that it has."""
         self._book.hold(message.worker, message.held)
-        if self._published.get(message.version, message.policy) != message.policy:
-            return []  # of the run before it was resumed from an older checkpoint
-        up_to = min(message.version, max(self._published, default=-1)) + self._max_lag + 1
+        if not self._has_published(message.version, message.policy):
+            return []
+        up_to = message.version + self._max_lag + 1
         return self._book.lease(message.worker, message.conversations, up_to)
 
     def _deliver(self, message: Deliver, usage: dict[str, float]) -> None:
@@ -215,23 +218,24 @@ class WorkServer:
             name = self._workers[message.worker].name
             self._log(
                 f"worker {name}: {len(foreign)} conversations are sampled again: their policies"
-                " are not of this run, as after it was resumed from an older checkpoint."
+                " are not of this run, which was resumed from an older checkpoint."
             )
 
     def _is_foreign(self, finished: FinishedMember, policies: dict[int, str]) -> bool:
-        """Whether policies sampled that are newer than this run's, or others of the same version.
+        sampled = versions_of(finished.trajectory)
+        return not all(self._has_published(each, policies.get(each)) for each in sampled)
 
-        What was published before the run was resumed is not known here, and passes.
+    def _has_published(self, version: int, name: str | None) -> bool:
+        """Whether a policy is of this run, as far as is known.
+
+        It is not if it is newer than all of this run's, or of another name than that version's: the
+        run was resumed from an older checkpoint. Older ones, from before it was resumed, may be.
         """
-        known = self._in_folder() | self._published
-        newest = max(self._published, default=-1)
-        return any(
-            version > newest
-            and version not in known
-            or version in policies
-            and policies[version] != known.get(version, policies[version])
-            for version in versions_of(finished.trajectory)
-        )
+        with self._lock:
+            known = self._in_folder() | self._published
+            if version in known:
+                return name in (None, known[version])
+            return version < max(self._published, default=0)
 
     def _status(self, worker: str, tickets: Sequence[Ticket] = ()) -> Status:
         with self._lock:
@@ -267,7 +271,8 @@ class WorkServer:
             self._workers[worker].playing = False
             name = self._workers[worker].name
         lost = self._book.lose(worker)
-        self._log(f"worker {name} {how}: {lost} conversations are played by others.")
+        what = f": {lost} conversations that it played are for others" if lost else ""
+        self._log(f"worker {name} {how}{what}.")
 
     def _watch_workers(self) -> None:
         while not self._ending.wait(_LOOK_S):
