@@ -21,10 +21,8 @@ from seeupo_jax.rollout.asynchronous.work_messages import CONTENT_TYPE
 
 _LOGGER = logging.getLogger(__name__)
 _CHUNK = 2**20
-_REST_BYTES, _REST_S = (
-    2**26,
-    5.0,
-)  # of a refused body; some clients read no answer before it is sent
+# The rest of a refused body is read and discarded: some clients read no answer before it is sent.
+_REST_BYTES, _REST_S = 2**26, 5.0
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,15 @@ class HttpServer(socketserver.ThreadingTCPServer):
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         with self._lock:
-            return len(self._connections) < self.limits.connections
+            if len(self._connections) >= self.limits.connections:
+                return False
+            self._connections[request] = time.monotonic() + self.limits.head_s
+            return True
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._connections.pop(request, None)
+        super().shutdown_request(request)
 
     def service_actions(self) -> None:
         now = time.monotonic()
@@ -137,12 +143,8 @@ class HttpServer(socketserver.ThreadingTCPServer):
     def limit(self, connection: socket.socket, seconds: float | None) -> None:
         """Disconnects a client after so many seconds, unless it is limited anew."""
         with self._lock:
-            self._connections[connection] = None if seconds is None else time.monotonic() + seconds
-
-    def forget(self, connection: socket.socket) -> None:
-        """A connection has ended."""
-        with self._lock:
-            self._connections.pop(connection, None)
+            end = None if seconds is None else time.monotonic() + seconds
+            self._connections[connection] = end
 
 
 def _cut(connection: socket.socket) -> None:
@@ -165,26 +167,21 @@ class _Handler(BaseHTTPRequestHandler):
         super().setup()
         self._client = ""  # the mark of the last message
         self._unread = True  # the body of the request
-        self.server.limit(self.connection, self._limits.head_s)
         assert isinstance(self.rfile, io.BufferedReader)
         self._peek = self.rfile.peek
 
     def finish(self) -> None:
-        self.server.forget(self.connection)
         with contextlib.suppress(OSError):
             super().finish()
         if self._client:
             self.server.service.hung_up(self._client)
 
     def handle_one_request(self) -> None:
-        with contextlib.suppress(OSError):
-            self._peek(1)  # waits for the first byte
-            self.server.limit(self.connection, self._limits.head_s)
-            self._unread = True
-            super().handle_one_request()
-            self.server.limit(self.connection, self._limits.idle_s)
-            return
-        self.close_connection = True
+        self._peek(1)  # waits for the first byte
+        self.server.limit(self.connection, self._limits.head_s)
+        self._unread = True
+        super().handle_one_request()
+        self.server.limit(self.connection, self._limits.idle_s)
 
     def do_POST(self) -> None:
         """Answers a message."""

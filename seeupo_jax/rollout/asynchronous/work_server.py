@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from seeupo_jax.checkpoint.manifest import MANIFEST
 from seeupo_jax.rollout.asynchronous import work_messages
 from seeupo_jax.rollout.asynchronous.ticket_book import TicketBook
 from seeupo_jax.rollout.asynchronous.work import FinishedMember, Ticket, versions_of
@@ -176,13 +175,12 @@ class WorkServer:
                     f" {ours}. Start it with the trainer's program and configuration.",
                 )
         with self._lock:
-            worker = self._workers.get(message.worker)
-            if worker is None:
-                worker = self._workers[message.worker] = _Worker(message.name, 0.0)
-                self._log(f"worker {message.name} has come.")
-            elif not worker.playing:
-                self._log(f"worker {message.name} has come back.")
-            worker.heard, worker.playing = time.monotonic(), True
+            usual = _Worker(message.name, 0.0, playing=False)
+            is_new = message.worker not in self._workers
+            worker = self._workers.setdefault(message.worker, usual)
+            returns, worker.playing, worker.heard = not worker.playing, True, time.monotonic()
+        if returns:
+            self._log(f"worker {message.name} has come{'' if is_new else ' back'}.")
         self._book.hold(message.worker, message.held)
 
     def _hear(self, message: Message) -> bool:
@@ -194,18 +192,19 @@ class WorkServer:
             worker.heard = time.monotonic()
             if not isinstance(message, Deliver):
                 return False
-            before, worker.delivery = message.number <= worker.delivery, message.number
-            return before
+            return message.number <= worker.delivery
 
     def _lease(self, message: Lease) -> list[Ticket]:
         """The tickets that a worker may play with the policy that it has."""
         self._book.hold(message.worker, message.held)
-        if not self._has_published(message.version, message.policy):
+        if not self._published or not self._has_published(message.version, message.policy):
             return []
         up_to = message.version + self._max_lag + 1
         return self._book.lease(message.worker, message.conversations, up_to)
 
     def _deliver(self, message: Deliver, usage: dict[str, float]) -> None:
+        if not self._published:
+            raise Refusal(503, "the run: has no policy yet; try again.")
         foreign = {
             (each.number, each.member)
             for each in message.finished
@@ -213,6 +212,7 @@ class WorkServer:
         }
         own = [each for each in message.finished if (each.number, each.member) not in foreign]
         self._book.deliver(message.worker, own, usage)
+        self._workers[message.worker].delivery = message.number
         if foreign:
             self._book.put_back(message.worker, foreign)
             name = self._workers[message.worker].name
@@ -222,6 +222,7 @@ class WorkServer:
             )
 
     def _is_foreign(self, finished: FinishedMember, policies: dict[int, str]) -> bool:
+        """Whether policies sampled that are not of this run; `policies`: their names by version."""
         sampled = versions_of(finished.trajectory)
         return not all(self._has_published(each, policies.get(each)) for each in sampled)
 
@@ -254,11 +255,10 @@ class WorkServer:
     def _weight_file(self, path: str) -> Path:
         """The file of WORKDIR/weights that a path names."""
         name, _, file = path.removeprefix(WEIGHTS).partition("/")
-        folder = self._workdir / FOLDER / name
         known = name in self._in_folder().values() and path.startswith(WEIGHTS)
-        if not known or file not in {MANIFEST, *(each.name for each in folder.iterdir())}:
-            raise Refusal(404, "weights: got a version that is not there.")
-        return folder / file
+        if not known or Path(file).name != file:
+            raise Refusal(404, "weights: got a version or file that is not there.")
+        return self._workdir / FOLDER / name / file
 
     def _hung_up(self, worker: str) -> None:
         """A connection of a worker has ended."""

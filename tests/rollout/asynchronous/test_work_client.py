@@ -322,7 +322,7 @@ def wait_for(condition, *processes):
 
 
 def test_killed_workers_and_a_killed_trainer_lose_nothing_and_double_nothing(tmp_path):
-    """The trainer is killed twice, one worker is killed, one is stopped and comes back."""
+    """The trainer is killed, one worker is killed, another one is stopped and comes back."""
     iterations, recorded = 12, tmp_path / "recorded"
 
     def count():
@@ -332,17 +332,13 @@ def test_killed_workers_and_a_killed_trainer_lose_nothing_and_double_nothing(tmp
     workers = [start("worker", tmp_path, f"w{i}", 0.3) for i in range(3)]
     trainer = start("trainer", tmp_path, iterations)
     try:
-        wait_for(lambda: count() > 0.15 * whole, trainer)
+        wait_for(lambda: count() > 0.2 * whole, trainer)
         workers[0].send_signal(signal.SIGKILL)
         os.kill(workers[1].pid, signal.SIGSTOP)  # as a machine that hangs
-        wait_for(lambda: count() > 0.3 * whole, trainer)
+        wait_for(lambda: count() > 0.5 * whole, trainer)
         trainer.send_signal(signal.SIGKILL)
         trainer.communicate()
         os.kill(workers[1].pid, signal.SIGCONT)
-        trainer = start("trainer", tmp_path, iterations)
-        wait_for(lambda: count() > 0.6 * whole, trainer, *workers[1:])
-        trainer.send_signal(signal.SIGKILL)
-        trainer.communicate()
         trainer = start("trainer", tmp_path, iterations)
         for process in (trainer, *workers[1:]):
             printed, _ = process.communicate(timeout=300)

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 from process_cases import free_port
-from ticket_cases import bits, play
+from ticket_cases import bits, play, trajectory
 from work_processes import HASH, Trainer, connect, held
 
 from seeupo_jax.rollout import stored_trajectories
@@ -357,6 +357,27 @@ def test_what_a_policy_of_an_earlier_start_has_sampled_is_sampled_again(trainer,
     assert lease(address, 3).tickets == (ticket,)
     deliver(address, other, number=3, policies={0: name})
     assert trainer.book.counts().finished == 3
+
+
+def test_before_the_first_policy_there_are_no_tickets_and_deliveries_wait(tmp_path):
+    """A trainer that was resumed listens before it has published, beside older versions."""
+    trainer = Trainer(tmp_path)
+    trainer.publish()
+    name = named(trainer)
+    trainer.server.close()
+    trainer = Trainer(tmp_path)
+    trainer.admit(9)
+    trainer.server.start()
+    with contextlib.closing(trainer.server):
+        address = work_messages.read_address(tmp_path)
+        assert register(address).policy is None
+        assert lease(address, policy=name).tickets == ()
+        finished = [FinishedMember(0, 0, trajectory("t1", 0, 0))]
+        status, sentence = deliver(address, finished, usage={"tokens": 1})
+        assert status == 503 and "no policy yet" in sentence
+        trainer.publish()
+        deliver(address, finished, usage={"tokens": 1})
+        assert trainer.book.counts().finished == 1
 
 
 def test_a_version_that_was_published_anew_replaces_the_newer_ones(trainer, address):
