@@ -184,7 +184,7 @@ def _begin(
     engine, rollout = source.engine, config.rollout
     assert isinstance(engine, SlotEngine)
     engine.compile(source.params, between)
-    engine.begin(source.params, seed=config.seed, iteration=0)
+    engine.begin(source.params, seed=config.seed)
     return ServingSession(
         engine,
         source.tokenizer,

@@ -25,6 +25,7 @@ from seeupo_jax.rollout.asynchronous.work_client import WorkClient
 from seeupo_jax.rollout.asynchronous.work_server import WorkServer
 from seeupo_jax.rollout.rollout_log import LoggedMember, RolloutLog
 from seeupo_jax.rollout.weights.publishing import publish_folder
+from seeupo_jax.rollout.weights.versions import checked_version
 
 TASKS, GROUP_SIZE, MAX_LAG = 4, 3, 1
 HASH = "5" * 64
@@ -94,7 +95,8 @@ def _write(path: Path, text: str) -> None:
 
 def read_policy(folder: Path) -> str:
     """What a version's file says."""
-    return (folder / "policy.bin").read_text()
+    with checked_version(folder):
+        return (folder / "policy.bin").read_text()
 
 
 def connect(folder: Path, name: str, **given: Any) -> WorkClient:

@@ -125,7 +125,7 @@ class TicketBook:
         """
         assert len(tasks) == self._tasks and (iteration == self._admitted + 1 or not self._admitted)
         members: dict[int, list[int]] = {}
-        for request in group_requests(tasks, self._group_size):
+        for request in group_requests(tasks, self._group_size, iteration):
             members.setdefault(request.group, []).append(request.member)
         first = (iteration - 1) * self._tasks
         with self._changed:

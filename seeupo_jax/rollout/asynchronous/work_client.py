@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from seeupo_jax.checkpoint.manifest import DamagedCheckpoint
 from seeupo_jax.errors import file_error
 from seeupo_jax.rollout.asynchronous import work_messages
 from seeupo_jax.rollout.asynchronous.work import (
@@ -44,7 +43,7 @@ from seeupo_jax.rollout.asynchronous.work_messages import (
     TrainerAddress,
 )
 from seeupo_jax.rollout.stored_trajectories import with_json
-from seeupo_jax.rollout.weights.versions import FOLDER, check_version, receive_version, versions
+from seeupo_jax.rollout.weights.versions import FOLDER, UnusableVersion, receive_version
 
 _LOGGER = logging.getLogger(__name__)
 _ALIVE_S = 2.0  # between two messages to the trainer
@@ -98,7 +97,8 @@ class WorkClient:
           address: HOST:PORT of the trainer otherwise; the key is SEEUPO_ROLLOUT_KEY then.
           name: for people; workers of one name are told apart.
           sampling_hash: of this worker's configuration.
-          read_policy: the parameters of a published version's folder.
+          read_policy: the parameters of a published version's folder; UnusableVersion where it is
+            damaged or gone.
           downloads: a folder of this worker alone for policies, if the workdir is not shared.
 
         Raises:
@@ -167,7 +167,7 @@ class WorkClient:
             params = self._read(folder)
         except (_Away, _Gone):
             return None
-        except (OSError, DamagedCheckpoint) as error:
+        except (OSError, UnusableVersion) as error:
             self._pass_over(name, error)
             return None
         self._names[version], self._version = name, version
@@ -330,18 +330,15 @@ class WorkClient:
         self._connection = None
 
     def _folder_of(self, name: str) -> Path:
-        """The folder of a version, checked; it is copied where the workdir is not shared."""
-        if self._workdir is None:
-            receive_version(self._downloads, name, lambda *file: self._fetch(name, *file))
-            return self._downloads / name
-        check_version(self._workdir / FOLDER, name)
-        return self._workdir / FOLDER / name
+        """The folder of a version; it is copied where the workdir is not shared."""
+        version = int(name.partition("-")[0])
+        if self._workdir is not None:
+            return self._workdir / FOLDER / str(version)
+        return receive_version(self._downloads, version, lambda *file: self._fetch(name, *file))
 
     def _pass_over(self, name: str, error: Exception) -> None:
         """Logs once what is wrong with a version, unless the trainer has removed it."""
-        removed = self._workdir is not None and all(
-            each.name != name for each in versions(self._workdir / FOLDER)
-        )
+        removed = isinstance(error, UnusableVersion) and error.gone
         if not removed and self._damaged != name:
             self._damaged = name
             self._log(f"version {name} of the policy cannot be read: {error}; it is tried again.")

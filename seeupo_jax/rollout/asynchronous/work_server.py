@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from etils import epath
+
+from seeupo_jax.checkpoint.manifest import read_manifest
 from seeupo_jax.rollout.asynchronous import work_messages
 from seeupo_jax.rollout.asynchronous.ticket_book import TicketBook
 from seeupo_jax.rollout.asynchronous.work import FinishedMember, Ticket, versions_of
@@ -27,7 +30,7 @@ from seeupo_jax.rollout.asynchronous.work_messages import (
     Register,
     Status,
 )
-from seeupo_jax.rollout.weights.versions import FOLDER, versions
+from seeupo_jax.rollout.weights.versions import FOLDER, identity
 
 _LOGGER = logging.getLogger(__name__)
 _LIMITS = ConnectionLimits()
@@ -117,7 +120,8 @@ class WorkServer:
 
     def publish(self, version: int) -> None:
         """Offers a version that is whole in WORKDIR/weights to all workers, as the newest."""
-        name = self._in_folder()[version]
+        manifest = read_manifest(epath.Path(self._workdir / FOLDER / str(version)))
+        name = f"{version}-{identity(manifest)[:12]}"
         with self._lock:
             newer = [number for number in self._published if number >= version]
             for number in newer:
@@ -233,9 +237,8 @@ class WorkServer:
         run was resumed from an older checkpoint. Older ones, from before it was resumed, may be.
         """
         with self._lock:
-            known = self._in_folder() | self._published
-            if version in known:
-                return name in (None, known[version])
+            if version in self._published:
+                return name in (None, self._published[version])
             return version < max(self._published, default=0)
 
     def _status(self, worker: str, tickets: Sequence[Ticket] = ()) -> Status:
@@ -249,16 +252,14 @@ class WorkServer:
         with self._lock:
             return all(worker.informed or not worker.playing for worker in self._workers.values())
 
-    def _in_folder(self) -> dict[int, str]:
-        return {each.number: each.name for each in versions(self._workdir / FOLDER)}
-
     def _weight_file(self, path: str) -> Path:
         """The file of WORKDIR/weights that a path names."""
         name, _, file = path.removeprefix(WEIGHTS).partition("/")
-        known = name in self._in_folder().values() and path.startswith(WEIGHTS)
-        if not known or Path(file).name != file:
+        with self._lock:
+            found = [version for version, known in self._published.items() if known == name]
+        if not found or not path.startswith(WEIGHTS) or Path(file).name != file:
             raise Refusal(404, "weights: got a version or file that is not there.")
-        return self._workdir / FOLDER / name / file
+        return self._workdir / FOLDER / str(found[0]) / file
 
     def _hung_up(self, worker: str) -> None:
         """A connection of a worker has ended."""
