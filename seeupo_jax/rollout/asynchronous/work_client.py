@@ -35,7 +35,7 @@ from seeupo_jax.rollout.asynchronous.work_messages import (
     WEIGHTS,
     Alive,
     Deliver,
-    Lease,
+    LeaseTickets,
     Leave,
     Message,
     Register,
@@ -131,9 +131,9 @@ class WorkClient:
             self._raise_failure()
             if version is None:
                 return []
-            held = tuple(self._held.values())
-            name = self._names[version]
-            status = self._try(LEASE, Lease(self._worker, conversations, version, name, held))
+            held, name = tuple(self._held.values()), self._names[version]
+            message = LeaseTickets(self._worker, conversations, version, name, held)
+            status = self._try(LEASE, message)
             if status is None:
                 return []
             for ticket in status.tickets:

@@ -47,7 +47,7 @@ class Register:
 
 
 @dataclass(frozen=True)
-class Lease:
+class LeaseTickets:
     """As `WorkSource.lease`.
 
     version, policy: of the policy that the worker has, and its name. held: as of `Register`.
@@ -103,8 +103,8 @@ class Status:
     tickets: tuple[Ticket, ...] = ()
 
 
-MESSAGES = {REGISTER: Register, LEASE: Lease, DELIVER: Deliver, ALIVE: Alive, LEAVE: Leave}
-Message = Register | Lease | Deliver | Alive | Leave
+MESSAGES = {REGISTER: Register, LEASE: LeaseTickets, DELIVER: Deliver, ALIVE: Alive, LEAVE: Leave}
+Message = Register | LeaseTickets | Deliver | Alive | Leave
 _TYPES = (*MESSAGES.values(), Status, Ticket, FinishedMember, Trajectory, Segment)
 
 
