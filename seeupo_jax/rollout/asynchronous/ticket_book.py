@@ -186,9 +186,10 @@ class TicketBook:
     def deliver(
         self, worker: str, finished: Sequence[FinishedMember], usage: Mapping[str, float]
     ) -> Delivery:
-        """Takes finished members, whoever leased them; one that was delivered before counts once.
+        """Takes finished members; one that was delivered before counts once.
 
         Args:
+          worker: who played them; someone else may have leased them since it was lost.
           usage: the worker's counts and seconds since its last delivery, by name.
         """
         with self._recording:

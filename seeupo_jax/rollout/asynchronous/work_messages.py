@@ -1,6 +1,6 @@
 """What a trainer and its workers say to each other over HTTP: messages, and where to send them.
 
-Messages are packed as `stored_trajectories` does; refusals are sentences of plain text. Requests
+Messages are packed as `stored_trajectories` does; refusals are sentences. Requests
 have the run's key as `Authorization: Bearer KEY`.
 """
 
@@ -26,7 +26,8 @@ from seeupo_jax.types import Segment, Trajectory
 PROGRAM = seeupo_jax.__version__  # which a worker must share with its trainer
 KEY_VARIABLE = "SEEUPO_ROLLOUT_KEY"
 ADDRESS_FILE = "workers.json"  # in the run's workdir
-CONTENT_TYPE = "application/x-seeupo-work"  # of every answer but refusals
+# Of answers and of refusals: nothing else has them that answers at the address.
+CONTENT_TYPE, REFUSAL_TYPE = "application/x-seeupo-work", "text/x-seeupo-refusal; charset=utf-8"
 REGISTER, LEASE, DELIVER, ALIVE, LEAVE = "/register", "/lease", "/deliver", "/alive", "/leave"
 WEIGHTS = "/weights/"  # then VERSION-DIGEST/FILE
 UNKNOWN_WORKER = 410  # the status that asks a worker to register, again or at all

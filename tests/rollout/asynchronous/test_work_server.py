@@ -163,7 +163,7 @@ def test_an_address_that_is_not_available_is_one_sentence(tmp_path, monkeypatch,
 @pytest.mark.parametrize("method, path", [("POST", "/lease"), ("GET", "/weights/0-x/policy.bin")])
 def test_without_the_key_nothing_is_answered(address, head, method, path):
     status, kind, data = send(address, path, b"x" * 3_000_000, head, method)
-    assert (status, kind) == (401, "text/plain; charset=utf-8")
+    assert (status, kind) == (401, "text/x-seeupo-refusal; charset=utf-8")
     assert b"WORKDIR/workers.json" in data and address.key.encode() not in data
 
 
