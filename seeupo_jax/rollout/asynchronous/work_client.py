@@ -30,12 +30,13 @@ from seeupo_jax.rollout.asynchronous.work_messages import (
     LEASE,
     LEAVE,
     PROGRAM,
+    REFUSAL_TYPE,
     REGISTER,
     UNKNOWN_WORKER,
     WEIGHTS,
     Alive,
     Deliver,
-    Lease,
+    LeaseTickets,
     Leave,
     Message,
     Register,
@@ -97,7 +98,8 @@ class WorkClient:
           address: HOST:PORT of the trainer otherwise; the key is SEEUPO_ROLLOUT_KEY then.
           name: for people; workers of one name are told apart.
           sampling_hash: of this worker's configuration.
-          read_policy: the parameters of a published version's folder.
+          read_policy: the parameters of a published version's folder; UnusableVersion where it is
+            damaged or gone.
           downloads: a folder of this worker alone for policies, if the workdir is not shared.
 
         Raises:
@@ -126,12 +128,13 @@ class WorkClient:
     def lease(self, conversations: int) -> list[Ticket]:
         """See `WorkSource`; none while this worker has no policy, or one that is too old."""
         version = self._version
-        if version is None:
-            return []
         with self._sending:
-            held = tuple(self._held.values())
-            name = self._names[version]
-            status = self._try(LEASE, Lease(self._worker, conversations, version, name, held))
+            self._raise_failure()
+            if version is None:
+                return []
+            held, name = tuple(self._held.values()), self._names[version]
+            message = LeaseTickets(self._worker, conversations, version, name, held)
+            status = self._try(LEASE, message)
             if status is None:
                 return []
             for ticket in status.tickets:
@@ -226,14 +229,17 @@ class WorkClient:
                 except (TrainerLost, ValueError):  # kept for the worker's own thread
                     return
 
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
     def _try(self, path: str, message: Message) -> Status | None:
         """The answer to a message; None: the trainer is away.
 
         Raises:
           TrainerLost: it has been for too long. ValueError: it refuses this worker.
         """
-        if self._failure is not None:
-            raise self._failure
+        self._raise_failure()
         if time.monotonic() < self._retry_at:
             return None
         try:
@@ -279,17 +285,16 @@ class WorkClient:
                 return work_messages.unpack(data, Status)
             except ValueError as error:
                 raise _Away(str(error)) from None
+        if kind != REFUSAL_TYPE or status not in (400, 401, 403, 413, UNKNOWN_WORKER):
+            self._hang_up()
+            raise _Away(f"what answers there says {status}")
         if status == UNKNOWN_WORKER:
             return None
-        if status == 401:
-            used = self._address
+        used = self._address
+        if status == 401 and self._find() != used:
             self._hang_up()
-            if self._find() != used:
-                raise _Away("it was restarted")
-        if status in (400, 401, 403, 413):
-            raise ValueError(data.decode(errors="replace").strip()[:1000])
-        self._hang_up()
-        raise _Away(f"something answers there with status {status}")
+            raise _Away("it was restarted")
+        raise ValueError(data.decode(errors="replace").strip()[:1000])
 
     def _request(self, path: str, body: bytes) -> tuple[int, str, bytes]:
         """Status, type and content of an answer."""
