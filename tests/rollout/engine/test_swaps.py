@@ -152,10 +152,13 @@ def test_a_swap_to_equal_parameters_changes_no_sample(name, mesh, on_swap):
     wanted = converse(made(), placed)
     engine = made(options={"on_swap": on_swap})
     got = converse(engine, placed, {3 * n: (copies(placed), n) for n in range(1, 9)})
-    gaps = {key:max(
-        np.abs(np.subtract(a.logp, b.logp)).max()
-        for (_, a), (_, b) in zip(got[key], wanted[key], strict=True))
-    for key in wanted}
+    gaps = {
+        key: max(
+            np.abs(np.subtract(a.logp, b.logp)).max()
+            for (_, a), (_, b) in zip(got[key], wanted[key], strict=True)
+        )
+        for key in wanted
+    }
     print("GAP", name, on_swap, mesh and mesh.shape, gaps)
     assert_same(got, wanted, atol=1e-4)
     assert engine.usage()["swaps"] == 8 and engine.seconds()["swap_s"] > 0
