@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import re
 
 import jax
 import pytest
@@ -136,6 +137,7 @@ def test_with_lag_it_trains_on_what_at_most_so_many_sweeps_follow(begin, tmp_pat
         book, source = run.parts.source._book, run.parts.source
         admitted = []
         for iteration in range(1, 5):
+            assert iteration == 1 or book.wait(iteration, 60)  # sampled beside the sweep
             collected = run.rollout(iteration, state)
             admitted.append(book.admitted)
             for trajectory in collected.trajectories:
@@ -148,34 +150,55 @@ def test_with_lag_it_trains_on_what_at_most_so_many_sweeps_follow(begin, tmp_pat
     lines = read_metrics(tmp_path / "lagging")
     assert [line["rollout/policy_lag"] for line in lines] == [0, 1, 1, 1]
     assert all(0 < line["rollout/policy_lag_mean"] <= 1 for line in lines[1:])
-    assert all(line["rollout/groups_ahead"] == 4 for line in lines[2:])  # sweeps compile meanwhile
+    assert [line["rollout/groups_ahead"] for line in lines] == [0, 4, 4, 4]
     assert all(0 <= line["rollout/idle_fraction"] <= 1 for line in lines)
     assert "guarantee needs on-policy data" in run.logged.getvalue()
 
 
-def test_finished_conversations_of_later_iterations_outlive_the_process(begin, tmp_path):
-    """Nothing is trained here: a policy is the same before and after."""
-    with begin("outlived", *LAGGING, "iterations=3") as (run, state):
-        first = run.rollout(1, state)
-        run.rollout(2, state)
-        run.parts.source._book.wait(3, 60)
-    log = RolloutLog(tmp_path / "outlived" / "rollouts", run.parts.source._made_by)
-    kept = log.load(3)
-    assert len(kept.trajectories) == TASKS * MEMBERS
-    # A part of them is gone, as where the process was killed before they were finished.
-    log.begin(3, kept.tasks)
-    some = [*kept.trajectories][:5]
-    from seeupo_jax.rollout.rollout_log import LoggedMember
+def left_over(run, iteration):
+    """What the log of a run that has ended has of an iteration."""
+    source = run.parts.source
+    return RolloutLog(source._store._folder, source._made_by).load(iteration)
 
-    log.append(
-        3, [LoggedMember(*key, kept.trajectories[key], kept.origins[key]) for key in some]
-    )
-    with begin("outlived", *LAGGING, "iterations=3") as (run, state):
-        again = run.rollout(1, state)
-        assert by_member(again.trajectories) == by_member(first.trajectories)
-        run.rollout(2, state)
-        third = run.rollout(3, state)
-    assert by_member(third.trajectories).items() >= {
-        key: by_member(kept.trajectories.values())[key[0] + 2 * TASKS, key[1]] for key in some
-    }.items()
-    assert "iteration 3: 5 of 8 conversations are finished" in run.logged.getvalue()
+
+def test_finished_conversations_of_later_iterations_outlive_the_process(begin, tmp_path):
+    """Nothing is trained: the policy of every version is the same."""
+    with begin("outlived", *LAGGING) as (run, state):
+        first, second = (run.rollout(iteration, state) for iteration in (1, 2))
+        assert run.parts.source._book.wait(3, 60)
+    kept, folder = left_over(run, 3), tmp_path / "outlived" / "rollouts"
+    assert sorted(file.name for file in folder.iterdir()) == ["1.rollouts", "2.rollouts", "3.log"]
+    data = (folder / "3.log").read_bytes()
+    (folder / "3.log").write_bytes(data[: len(data) // 2])  # as where it was killed before its end
+    with begin("outlived", *LAGGING) as (run, state):
+        for iteration, same in ((1, first), (2, second)):
+            again = run.rollout(iteration, state)
+            assert by_member(again.trajectories) == by_member(same.trajectories)
+        third = by_member(run.rollout(3, state).trajectories)
+    (finished,) = re.findall(r"iteration 3: (\d) of 8 conversations", run.logged.getvalue())
+    same = [
+        key
+        for key, trajectory in kept.trajectories.items()
+        if third[key] == by_member([trajectory])[(trajectory.group, key[1])]
+    ]
+    assert 0 < int(finished) <= len(same)
+
+
+@pytest.mark.parametrize(
+    "changed, other", [(True, "were sampled by other parameters"), (False, "")]
+)
+def test_what_other_parameters_have_sampled_is_discarded_and_counted(begin, changed, other):
+    """As after a change of the learning rate: the policy of version 1 is another one."""
+    with begin(f"changed_{changed}", *LAGGING) as (run, state):
+        run.rollout(1, state)
+        run.rollout(2, moved(state))
+        assert run.parts.source._book.wait(3, 60)
+        assert {t.policy_version for t in run.rollout(2 + 1, moved(state, 0.02)).trajectories} == {
+            1
+        }
+    with begin(f"changed_{changed}", *LAGGING) as (run, state):
+        run.rollout(1, state)
+        run.rollout(2, moved(state, 0.03 if changed else 0.01))
+        assert (other in run.logged.getvalue()) == changed
+        third = run.rollout(3, moved(state, 0.02))
+    assert third.trajectories
