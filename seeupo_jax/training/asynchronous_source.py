@@ -122,12 +122,13 @@ class AsynchronousSource(IterationSource):
             swept = stopped.origin.swept
             self._policies.add(iteration - 1, swept)
             self._stored[iteration] = _Stored(stopped.collected, stopped.origin.sampled_by)
+        ahead = self._book.counts().groups_ahead
         self._admit(iteration)
         if iteration in self._stored:
             collected, sampled_by = self._stored.pop(iteration)
             self.metrics = {}
         else:
-            collected, sampled_by = self._wait(iteration)
+            collected, sampled_by = self._wait(iteration, ahead)
         self.origin = SamplingOrigin(sampled_by, swept)
         self._observe(iteration, collected)
         if iteration == self._config.iterations:
@@ -186,8 +187,12 @@ class AsynchronousSource(IterationSource):
         self._booked = self._booked or admitted
         return admitted
 
-    def _wait(self, iteration: int) -> _Stored:
-        """Waits until the iteration is complete, and stores it."""
+    def _wait(self, iteration: int, ahead: int) -> _Stored:
+        """Waits until the iteration is complete, and stores it.
+
+        Args:
+          ahead: groups that were finished before.
+        """
         first, stopping, complete = jax.process_index() == 0, 0, 0
         with self._watch.on(self._activity):
             while not complete:
@@ -201,7 +206,7 @@ class AsynchronousSource(IterationSource):
         if first:
             taken = self._book.take(iteration)
             sampled_by = join_origins(self._policies.sampled(taken.trajectories), iteration)
-            found = self._collected(taken), sampled_by, self._counted(taken.usage)
+            found = self._collected(taken), sampled_by, self._counted(taken.usage, ahead)
         collected, sampled_by, self.metrics = broadcast_from_primary(found, *TYPES)
 
         def remove() -> None:
@@ -230,14 +235,14 @@ class AsynchronousSource(IterationSource):
             **waits,
         )
 
-    def _counted(self, usage: Mapping[str, float]) -> dict[str, float]:
+    def _counted(self, usage: Mapping[str, float], ahead: int) -> dict[str, float]:
         """Metrics of the samplers since the previous iteration was complete."""
         counts = self._book.counts()
         reissued, self._reissued = counts.reissued - self._reissued, counts.reissued
         wall_s = usage.get(WALL_S, 0.0)
         return {
             "rollout/workers": counts.workers,
-            "rollout/groups_ahead": counts.groups_ahead,
+            "rollout/groups_ahead": ahead,
             "rollout/reissued": reissued,
             "rollout/idle_fraction": usage.get(IDLE_S, 0.0) / wall_s if wall_s else float("nan"),
         }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from seeupo_jax.configuration.rules.asynchronous_rules import lag_note
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs.base import TaskShare
 from seeupo_jax.parallel.compiling import Between
@@ -64,7 +65,9 @@ class IterationSource:
         rounded = quantization_note(
             config.rollout.quantize, config.algorithm.importance, ahead=config.rollout.max_lag > 0
         )
-        for note in (*repeats(shares, config.rollout.tasks), truncation_note(**drawn), rounded):
+        lagging = lag_note(config)
+        drawn_from = truncation_note(**drawn)
+        for note in (*repeats(shares, config.rollout.tasks), drawn_from, rounded, lagging):
             if note is not None:
                 log(note)
         by_success = config.curriculum.by != "none"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.mesh import samplers_own_mesh
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.policy_io import build
+from seeupo_jax.policy_io.build_sampler import for_evaluations
 from seeupo_jax.policy_io.policy_folder import log_policy
 from seeupo_jax.rollout.asynchronous.ticket_book import TicketBook
 from seeupo_jax.rollout.engine.slots import SlotEngine
@@ -98,7 +98,7 @@ def build_components(
     learner, train, ref_params = build_learner(config, policy, params)
     tasks, references = find_tasks(config), None
     sampler = build_sampler(
-        _evaluating(config),
+        for_evaluations(config),
         policy,
         tasks,
         stop=lambda: request.asked,
@@ -135,17 +135,6 @@ def build_components(
         ),
     )
     return parts, train
-
-
-def _evaluating(config: Config) -> Config:
-    """The configuration of what plays on the devices that train, where others sample: it plays
-    evaluations, meanwhile, and so has a layout and an endpoint of its own."""
-    if not config.rollout.asynchronous:
-        return config
-    rollout = dataclasses.replace(config.rollout, mesh=None)
-    return dataclasses.replace(
-        config, rollout=rollout, agent=dataclasses.replace(config.agent, port=0)
-    )
 
 
 def _build_source(

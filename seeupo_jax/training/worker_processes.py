@@ -54,7 +54,7 @@ class WorkerProcesses:
                 log=log,
             )
             address = self._server.start(config.rollout.host, config.rollout.port or 0)
-            log(f"workers get their work at {address} (WORKDIR/workers.json)")
+            log(f"workers get their work at {address}")
 
     def compile(self, params: Any, between: Between) -> None:
         """Nothing: workers compile their own programs."""

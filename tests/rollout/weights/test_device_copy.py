@@ -8,20 +8,29 @@ from flax.traverse_util import flatten_dict
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings
+from seeupo_jax.policy.network import join_params
 from seeupo_jax.rollout.weights.device_copy import copy_to
 from seeupo_jax.rollout.weights.publishing import publish
 
 
-@pytest.mark.parametrize("first", [4, 0], ids=["other devices", "the same devices"])
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize(
+    "sizes, first",
+    [((2, 1, 2), 4), ((2, 1, 2), 0), ((1, 2, 2), 4), ((1, 1, 1), 1), ((1, 4, 1), 2)],
+    ids=["others", "the same", "cut as the trainer's", "one of them", "some of them"],
+)
 @pytest.mark.parametrize("name", cases.POLICIES)
-def test_a_copy_is_what_a_worker_would_read(tmp_path, name, first):
-    network, params, _ = cases.trainers(name)
+def test_a_copy_is_what_a_worker_would_read(tmp_path, name, sizes, first):
+    network, params, frozen = cases.trainers(name)
     int8 = cases.POLICIES[name][3]
     publish(tmp_path, params, 0, network, int8=int8)
-    sizes, devices = schema.Mesh(data=2, tensor=2), jax.devices()[first : first + 4]
+    data, fsdp, tensor = sizes
+    devices = jax.devices()[first : first + data * fsdp * tensor]
+    sizes = schema.Mesh(data=data, fsdp=fsdp, tensor=tensor)
     found, mesh = cases.read_as_worker(name, tmp_path, sizes, devices)
     copied = copy_to(params, network, mesh, int8=int8)
-    shardings = flatten_dict(param_shardings(mesh, network.logical_axes(), params))
+    everything = join_params(params, frozen)
+    shardings = flatten_dict(param_shardings(mesh, network.logical_axes(), everything))
     # What the next sweep does with them.
     donated = jax.tree.leaves(params)
     jax.block_until_ready(jax.jit(lambda xs: [x * 0 - 7 for x in xs], donate_argnums=0)(donated))
