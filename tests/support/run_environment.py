@@ -1,6 +1,7 @@
 """An environment whose rewards depend on every word, for runs of a policy that knows nothing."""
 
 import dataclasses
+import time
 import zlib
 
 from seeupo_jax.envs.base import StepResult
@@ -94,3 +95,11 @@ class Lost(Echo):
 def judge(episode):
     """Scores what was said last: its length, in characters modulo 7."""
     return len(episode.messages[-1]["content"]) % 7 / 7
+
+
+class Sleepy(Echo):
+    """As `Echo`, but each answer takes half a second, and the first one of four turns a minute."""
+
+    def step(self, text):
+        time.sleep(60 if self._turns == 4 and not self._said else 0.5)
+        return super().step(text)

@@ -1,9 +1,8 @@
-"""The policy is replaced between two dispatches: what goes on, with which policy, and what is freed."""
+"""A policy is replaced between two dispatches: what goes on under which, and what is freed."""
 
 import dataclasses
 import functools
 import itertools
-import weakref
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from seeupo_jax.policy.rope import Rope
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.dealing import deal
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
-from seeupo_jax.rollout.engine.protocol import Turn, TurnSampling
+from seeupo_jax.rollout.engine.protocol import Turn
 from seeupo_jax.rollout.engine.sampling import Sampling, Streams, draw, stream_keys
 from seeupo_jax.rollout.engine.slots import SlotEngine
 
@@ -90,12 +89,13 @@ def copies(params):
     return jax.tree.map(jnp.copy, params)
 
 
-def converse(engine, params, swaps=(), prompts=PROMPTS, turns=3, iteration=2, **fields):
+def converse(engine, params, swaps=(), prompts=PROMPTS, turns=3, began=None, **fields):
     """Conversations, each a list of (turn, action).
 
     Args:
       swaps: the parameters that replace the policy, and their version, by the number of steps
         before; the first version is 0.
+      began: takes how many swaps each conversation's first turn was submitted after.
     """
     swaps = dict(swaps)
     shard_N = deal([group for group, _ in prompts.values()], engine.shard_owners)
@@ -107,7 +107,7 @@ def converse(engine, params, swaps=(), prompts=PROMPTS, turns=3, iteration=2, **
     def submit(key, context):
         group, turn = prompts[key][0], len(played[key])
         place = group, 100 + group, key, turn
-        asked[key] = Turn(key, context, *place, shard=shards[key], iteration=iteration, **fields)
+        asked[key] = Turn(key, context, *place, shard=shards[key], iteration=2, **fields)
         engine.submit(asked[key])
 
     for step in itertools.count():
@@ -117,6 +117,8 @@ def converse(engine, params, swaps=(), prompts=PROMPTS, turns=3, iteration=2, **
             key = queued.pop(0)
             live.add(key)
             submit(key, list(prompts[key][1]))
+            if began is not None:
+                began[key] = sum(number <= step for number in swaps)
         actions = engine.step(bool(live or queued))
         if actions is None:
             return played
@@ -141,6 +143,7 @@ def assert_same(got, wanted, atol):
             np.testing.assert_allclose(action.entropy, same.entropy, atol=10 * atol)
 
 
+@pytest.mark.sampled("attention-one device-prefill", "recurrent-eight row shards-keep")
 @pytest.mark.parametrize("on_swap", ["keep", "prefill"])
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("name", ["attention", "recurrent", "stacked"])
@@ -152,10 +155,141 @@ def test_a_swap_to_equal_parameters_changes_no_sample(name, mesh, on_swap):
     wanted = converse(made(), placed)
     engine = made(options={"on_swap": on_swap})
     got = converse(engine, placed, {3 * n: (copies(placed), n) for n in range(1, 9)})
-    gaps = {key:max(
-        np.abs(np.subtract(a.logp, b.logp)).max()
-        for (_, a), (_, b) in zip(got[key], wanted[key], strict=True))
-    for key in wanted}
-    print("GAP", name, on_swap, mesh and mesh.shape, gaps)
-    assert_same(got, wanted, atol=1e-4)
+    # What keeps its keys and values is computed in the same way; rows of other sizes are not. The
+    # norm behind the gated delta rule scales outputs near 0, and their rounding with them.
+    same_bits = on_swap == "keep" and name != "recurrent"
+    assert_same(got, wanted, atol=0.0 if same_bits else 1e-4 if name == "recurrent" else 1e-5)
     assert engine.usage()["swaps"] == 8 and engine.seconds()["swap_s"] > 0
+    shared = [key for key in wanted if len(set(versions_of(got[key]))) > 1]
+    assert len(shared) >= 8
+
+
+def versions_of(turns):
+    return [version for _, action in turns for version in action.version_L]
+
+
+@functools.cache
+def model(name):
+    """The network as one program, for rows as long as a conversation may become."""
+    network, _ = make(name)
+    return jax.jit(lambda params, tokens_1L: network.bind(params)(tokens_1L)[0])
+
+
+def sampled_by(name, params, turn, action):
+    """What a policy draws for each token of an action, and log-probabilities of the action's.
+
+    By the network alone, from all tokens before it and the token's own random number.
+    """
+    tokens, first, count = [*turn.context, *action.tokens], len(turn.context), len(action.tokens)
+    tokens_1L = np.zeros((1, CONTEXT), np.int32)
+    tokens_1L[0, : len(tokens)] = tokens
+    logits_KV = model(name)(params, tokens_1L)[first - 1 : first - 1 + count]
+    numbers = turn.iteration, turn.task, turn.member, turn.turn
+    numbers_K = (np.full(count, number, np.uint32) for number in numbers)
+    keys_K = stream_keys(Streams(np.uint32(1), *numbers_K), np.arange(count, dtype=np.uint32))
+    drawn_K, _ = draw(logits_KV, keys_K, SAMPLING)
+    logp_KV = jax.nn.log_softmax(logits_KV / SAMPLING.temperature)
+    return np.asarray(drawn_K).tolist(), np.asarray(logp_KV)[np.arange(count), action.tokens]
+
+
+def assert_sampled_by(name, policies, turn, action, atol=1e-5):
+    """Each token, and its log-probability, is that of the policy of its version."""
+    for version, params in enumerate(policies):
+        own_K = np.array(action.version_L) == version
+        drawn, logp_K = sampled_by(name, params, turn, action)
+        assert np.array(drawn)[own_K].tolist() == np.array(action.tokens)[own_K].tolist()
+        np.testing.assert_allclose(np.array(action.logp)[own_K], logp_K[own_K], atol=atol)
+
+
+@pytest.mark.sampled("attention-one device", "recurrent-eight row shards")
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("name", ["attention", "recurrent", "stacked"])
+def test_after_prefill_all_is_sampled_by_the_new_policy(name, mesh):
+    """To the bit by an engine that began with it, from the conversation so far."""
+    network, first = make(name)
+    policies = [first, make(name, 1)[1], make(name, 2)[1]]
+    mesh = None if MESHES[mesh] is None else make_mesh(MESHES[mesh])
+    first, second, third = (place(params, network, mesh) for params in policies)
+    engine = make_engine(name, mesh, options={"on_swap": "prefill"}, concurrency=8)
+    played = converse(engine, first, {4: (second, 1), 11: (third, 2)})
+    actions = [each for turns in played.values() for each in turns]
+    for turn, action in actions:
+        atol = 1e-4 if name == "recurrent" else 1e-5
+        assert_sampled_by(name, policies, turn, action, atol)
+        assert action.version_L == sorted(action.version_L)
+    versions = {tuple(sorted({*action.version_L})) for _, action in actions}
+    assert versions >= {(0, 1), (1,), (2,)}
+    fresh = make_engine(name, mesh, concurrency=8)
+    fresh.begin(third, seed=1, version=2)
+    later = {turn.key: (turn, action) for turn, action in actions if set(action.version_L) == {2}}
+    for turn, _ in later.values():
+        fresh.submit(turn)
+    found = run(fresh)
+    assert len(later) > 3 and found.keys() == later.keys()
+    for key, (_, action) in later.items():
+        assert (found[key].tokens, found[key].version_L) == (action.tokens, action.version_L)
+
+
+def run(engine):
+    """All actions that were asked for, by key."""
+    actions = {}
+    while engine.busy:
+        actions |= {action.key: action for action in engine.step(True)}
+    return actions
+
+
+@pytest.mark.parametrize("mesh", ["one device", "eight row shards"])
+@pytest.mark.parametrize("name", ["attention", "recurrent"])
+def test_what_begins_after_a_swap_shares_nothing_with_earlier_conversations(name, mesh):
+    """And is sampled by the new policy alone, while earlier ones keep their keys and values."""
+    network, first = make(name)
+    policies = [first, make(name, 1)[1]]
+    mesh = None if MESHES[mesh] is None else make_mesh(MESHES[mesh])
+    old, new = (place(params, network, mesh) for params in policies)
+    engine = make_engine(name, mesh, concurrency=8, group_size=8)
+    prompts = {key: (key // 8, STARTS[key // 8]) for key in range(24)}
+    began = {}
+    played = converse(engine, old, {6: (new, 1)}, prompts, began=began)
+    atol = 1e-4 if name == "recurrent" else 1e-5
+    kept = []
+    for key, turns in played.items():
+        for turn, action in turns:
+            if began[key] == 1:
+                assert_sampled_by(name, policies, turn, action, atol)
+                continue
+            of_old = np.array(action.version_L) == 0
+            _, logp_K = sampled_by(name, first, turn, action)
+            logp = np.array(action.logp)
+            np.testing.assert_allclose(logp[of_old], logp_K[of_old], atol=atol)
+            _, logp_K = sampled_by(name, policies[1], turn, action)
+            kept += np.abs(logp - logp_K)[~of_old].tolist()
+    assert min(map(list(began.values()).count, (0, 1))) > 6
+    assert np.mean(kept) > 1e-2  # under keep the context is still the first policy's
+    # The first conversation of a prompt finds nothing; those that begin with it find all of it.
+    cached = [played[key][0][1].cached for key in prompts if began[key] == 1]
+    shards = 1 if mesh is None else row_shards(mesh)
+    assert cached.count(0) >= (2 if shards == 1 else 8) and max(cached) > 30
+    for shard in engine._shards.values():
+        assert list(shard._tree._roots) in ([1], [])  # the old policy's pages were freed
+
+
+@pytest.mark.parametrize("on_swap", ["keep", "prefill"])
+@pytest.mark.parametrize("name", ["attention", "recurrent"])
+def test_no_page_is_lost_in_200_swaps(name, on_swap):
+    """A pool in which there is not room for all, so that turns wait and pages are evicted."""
+    params = make(name)[1]
+    gib = 22.5 * 8 * plan_cache(NETWORKS[name], ROLLOUT).token_bytes / 2**30
+    engine = make_engine(name, slots=5, concurrency=6, cache_gib=gib, options={"on_swap": on_swap})
+    prompts = {key: (key // 4, STARTS[key // 4 % 3]) for key in range(240)}
+    swaps = {3 * n: (params, n) for n in range(1, 201)}
+    played = converse(engine, params, swaps, prompts, turns=2)
+    assert engine.usage()["swaps"] == 200 and sum(map(len, played.values())) > 300
+    assert engine.plan.pages == 22 and engine.usage()["memory_waits"] > 100
+    (shard,) = engine._shards.values()
+    tree = shard._tree
+    assert not (shard._policies or shard._leases or shard._laid_down or shard.jobs)
+    assert len(shard._free) == 5 and len(tree._roots) <= 1
+    shard.swap(prefill=False)
+    assert sorted(tree._free) == list(range(engine.plan.pages)) and not tree._idle
+    if engine.plan.states:
+        assert sorted(tree._free_states) == list(range(engine.plan.states))
