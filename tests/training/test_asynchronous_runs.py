@@ -45,6 +45,10 @@ def flags(*choices):
     return [f"--config.{choice}" for choice in (*CHOICES, *choices)]
 
 
+def _texts(choices):
+    return [text.removeprefix("--config.") for text in (*cases.CHOICES, *flags(*choices))]
+
+
 def started(model, workdir, *more, devices=1):
     """A process of a run; what it prints is left in a pipe."""
     return LoadedPython(
@@ -95,8 +99,7 @@ def resumed(model, monkeypatch):
 
     @contextlib.contextmanager
     def resumed(workdir, *choices):
-        given = [text.removeprefix("--config.") for text in (*cases.CHOICES, *flags(*choices))]
-        config = load_config(TINY, [*given, f"model.path={model}"])
+        config = load_config(TINY, [*_texts(choices), f"model.path={model}"])
         progress = ProgressDisplay(config.iterations, "plain", stream=io.StringIO())
         policy, params = build.load_policy(config, str(model), training_mesh(config))
         with progress, jax.set_mesh(policy.mesh):
@@ -114,13 +117,13 @@ def tokens_of(trajectory):
 @pytest.mark.parametrize("moment", ["first", "swept", "later"])
 def test_a_run_that_is_killed_loses_no_finished_conversation(model, tmp_path, resumed, moment):
     """first: after some conversations of iteration 1; swept: in a sweep; later: after two."""
-    choices = ("iterations=4", "rollout.devices=1", "rollout.concurrency=2", *LAGGING)
+    choices = ("rollout.devices=1", "rollout.concurrency=2", *LAGGING)
     workdir, rollouts = tmp_path / "killed", tmp_path / "killed" / "rollouts"
-    process = started(model, workdir, *flags(*choices), devices=2)
+    process = started(model, workdir, *flags("iterations=40", *choices), devices=2)
+    config = load_config(TINY, [*_texts(choices), f"model.path={model}"])
+    log = RolloutLog(rollouts, sampling_hash(config), log=lambda _: None)
     moments = {
-        "first": lambda: (
-            (rollouts / "1.log").exists() and (rollouts / "1.log").stat().st_size > 9000
-        ),
+        "first": lambda: (found := log.load(1)) is not None and len(found.trajectories) >= 3,
         "swept": lambda: (rollouts / "1.rollouts").exists(),
         "later": lambda: len(read_metrics(workdir)) >= 2,
     }
@@ -129,11 +132,11 @@ def test_a_run_that_is_killed_loses_no_finished_conversation(model, tmp_path, re
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     before = checksums(workdir)
-    log = RolloutLog(rollouts, sampling_hash(load_config(TINY, [*_texts(choices, model)])))
     numbers = sorted(int(file.stem) for file in rollouts.glob("*.log"))
     logged = {number: log.load(number) for number in numbers}
-    with resumed(workdir, *choices) as (run, state):
-        for iteration in range(1, 5):
+    last = max(numbers)
+    with resumed(workdir, f"iterations={last}", *choices) as (run, state):
+        for iteration in range(1, last + 1):
             collected = run.rollout(iteration, state)
             again = {(t.group, t.info["member"]): t for t in collected.trajectories}
             kept = {} if logged.get(iteration) is None else logged[iteration].trajectories
@@ -143,10 +146,5 @@ def test_a_run_that_is_killed_loses_no_finished_conversation(model, tmp_path, re
             run.record(state, collected, metrics, stats)
     assert sum(len(each.trajectories) for each in logged.values()) > 0
     after = checksums(workdir)
-    assert len(after) == 4 and after.items() >= before.items()
+    assert len(after) == last and after.items() >= before.items()
     assert (len(before) >= 2) == (moment == "later")
-
-
-def _texts(choices, model):
-    given = (*cases.CHOICES, *flags(*choices))
-    return [*(text.removeprefix("--config.") for text in given), f"model.path={model}"]
