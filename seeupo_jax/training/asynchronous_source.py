@@ -169,17 +169,18 @@ class AsynchronousSource(IterationSource):
         if iteration in self._stored:
             return True
         text = self._store.sampled_by(iteration, self._made_by)
-        if text is not None and not self._booked:
+        if text is not None:
             verdict = self._policies.judge(split_origins(text, iteration), iteration)
             if verdict is Verdict.COMING:
                 return False
-            if verdict is Verdict.USABLE:
+            if verdict is Verdict.USABLE and not self._booked:
                 collected = self._store.load(iteration, self._made_by, text)
                 if collected is not None:
                     self._stored[iteration] = _Stored(collected, text)
                     return True
+            why = "follow others that are gone" if verdict is Verdict.USABLE else verdict.value
             self._log(
-                f"the trajectories of iteration {iteration} {verdict.value}; they are discarded and"
+                f"the stored trajectories of iteration {iteration} {why}; they are discarded and"
                 " sampled again."
             )
         first = jax.process_index() == 0

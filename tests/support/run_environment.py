@@ -1,5 +1,6 @@
 """An environment whose rewards depend on every word, for runs of a policy that knows nothing."""
 
+import dataclasses
 import time
 import zlib
 
@@ -70,6 +71,13 @@ class Broken(Echo):
 
     def reset(self, task_id, seed):
         raise ConnectionError("no server listens")
+
+
+class Named(Echo):
+    """As `Echo`, with a reward of the name of a function of this module."""
+
+    def step(self, text):
+        return dataclasses.replace(super().step(text), rewards={"judge": 1.0})
 
 
 class Lost(Echo):
