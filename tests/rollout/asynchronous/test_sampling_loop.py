@@ -248,7 +248,7 @@ def test_waiting_for_tickets_takes_no_time_of_the_processor(pool):
     began, cpu = time.monotonic(), time.process_time()
     sample_for(trainer, Versioned(), pool, rollout_of(1, 1))
     assert time.monotonic() - began >= 2.0 and time.process_time() - cpu < 0.5
-    assert 1.5 < trainer.usage["idle_s"] < 3.0 and trainer.usage["environment_s"] < 1.0
+    assert trainer.usage["idle_s"] > 1.5 > trainer.usage["environment_s"]
 
 
 def test_the_end_of_a_run_drops_conversations_that_nobody_waits_for(pool):
