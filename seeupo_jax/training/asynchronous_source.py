@@ -46,6 +46,10 @@ class Samplers(Protocol):
         """Gives them a policy; every process calls it, and `params` may be donated then."""
         ...
 
+    def resume(self, version: int) -> None:
+        """Lets them go on with a policy whose sweep is resumed, if they still have it."""
+        ...
+
     def check(self) -> None:
         """Raises what ended them; process 0 calls it while it waits."""
         ...
@@ -121,6 +125,7 @@ class AsynchronousSource(IterationSource):
         else:
             swept = stopped.origin.swept
             self._policies.add(iteration - 1, swept)
+            self._samplers.resume(iteration - 1)
             self._stored[iteration] = _Stored(stopped.collected, stopped.origin.sampled_by)
         ahead = self._book.counts().groups_ahead
         self._admit(iteration)
