@@ -493,3 +493,20 @@ def test_a_turn_that_is_cancelled_after_a_swap_gives_its_slot_and_pages_back():
     (shard,) = engine._shards.values()
     shard.swap(prefill=False)
     assert len(shard._free) == 2 and len(shard._tree._free) == engine.plan.pages
+
+
+def test_no_action_comes_of_a_turn_that_is_cancelled_after_a_swap_waited_for_it():
+    params, engine = make()[1], make_engine()
+    engine.begin(params, seed=1)
+    for key in range(2):
+        engine.submit(Turn(key, STARTS[2], 0, 1, key, 0, limit=STEPS))
+    for _ in range(2):
+        assert engine.step(True) == []  # both are in flight
+    engine.swap(params, 1)
+    engine.cancel(0)
+    assert engine.busy and run(engine).keys() == {1}
+
+
+def test_a_swap_that_is_unknown_is_refused():
+    with pytest.raises(ValueError, match="on_swap: got 'drop'; allowed: keep, prefill"):
+        make_engine(options={"on_swap": "drop"})
