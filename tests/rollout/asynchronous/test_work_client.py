@@ -58,7 +58,7 @@ def check(workdir, iterations):
     assert len(recorded) == len(set(recorded)) > iterations * TASKS * GROUP_SIZE - 10
     for k in range(1, iterations + 1):
         taken = pickle.loads((workdir / "taken" / str(k)).read_bytes()).trajectories
-        requests = group_requests(tasks_of(k), GROUP_SIZE)
+        requests = group_requests(tasks_of(k), GROUP_SIZE, k)
         for got, request in zip(taken, requests, strict=True):
             number = (k - 1) * TASKS + request.group
             wanted = trajectory(request.task_id, number, request.member)
