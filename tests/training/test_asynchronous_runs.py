@@ -117,7 +117,8 @@ def tokens_of(trajectory):
 @pytest.mark.parametrize("moment", ["first", "swept", "later"])
 def test_a_run_that_is_killed_loses_no_finished_conversation(model, tmp_path, resumed, moment):
     """first: after some conversations of iteration 1; swept: in a sweep; later: after two."""
-    choices = ("rollout.devices=1", "rollout.concurrency=2", *LAGGING)
+    slow = ("env.name=run_environment:Slow", "rollout.concurrency=2")
+    choices = ("rollout.devices=1", *slow, *LAGGING)
     workdir, rollouts = tmp_path / "killed", tmp_path / "killed" / "rollouts"
     process = started(model, workdir, *flags("iterations=40", *choices), devices=2)
     config = load_config(TINY, [*_texts(choices), f"model.path={model}"])
