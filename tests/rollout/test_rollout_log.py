@@ -85,6 +85,13 @@ def test_a_resumed_run_appends_behind_what_is_there(written, said, again):
     assert stored(again().load(7)) == wanted(MEMBERS) and said == []
 
 
+def test_a_member_that_was_sampled_again_is_the_later_one(written, again):
+    discarded = LoggedMember(1, 0, trajectory("b", 9, 9), {2: "p2"})
+    write(written, [[discarded], MEMBERS])
+    logged = again().load(7)
+    assert stored(logged) == wanted(MEMBERS) and logged.origins[1, 0] == {3: "p3"}
+
+
 def test_what_is_begun_again_is_empty(written, said, again):
     write(written)
     written.begin(7, TASKS[::-1])

@@ -24,7 +24,7 @@ def killed_at(at: int, version: int) -> bool:
     if child == 0:
         network, params, _ = cases.trainers("bfloat16")
         faults.fail(at, -signal.SIGKILL)
-        publish(FOLDER, params, version, network, file_bytes=4000)
+        publish(FOLDER, params, version, network, file_bytes=8000)
         os._exit(0)
     _, status = os.waitpid(child, 0)
     killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL

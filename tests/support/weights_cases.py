@@ -17,7 +17,8 @@ from seeupo_jax.parallel.mesh import make_mesh, param_shardings
 from seeupo_jax.policy.architecture import Architecture, DeltaNet, LoraAdapters, Moe
 from seeupo_jax.policy.lora import with_adapters
 from seeupo_jax.policy.network import Network, abstract_network
-from seeupo_jax.rollout.weights.reading import ReadPolicy, read
+from seeupo_jax.rollout.weights.reading import ReadPolicy, read_version
+from seeupo_jax.rollout.weights.versions import newest_version
 
 SIZES = {"vocab_size": 32, "width": 16, "heads": 4, "kv_heads": 2, "head_dim": 8, "mlp_width": 24}
 MOE = Moe(4, 2, 8, normalize=True, scores="sigmoid", selection_bias=True)
@@ -81,12 +82,12 @@ policy = functools.cache(trainers)
 
 def read_as_worker(
     name: str, folder: Path, sizes: schema.Mesh, devices: Any
-) -> tuple[ReadPolicy | None, jax.sharding.Mesh]:
-    """What a worker reads, and its mesh."""
+) -> tuple[ReadPolicy, jax.sharding.Mesh]:
+    """What a worker reads of the newest version, and its mesh."""
     arch, lora, groups, _ = POLICIES[name]
     network, shapes = abstract_network(arch) if lora is None else with_adapters(arch, lora)
-    mesh = make_mesh(sizes, devices)
-    return read(folder, network, split_trained(groups, network, shapes)[0], mesh), mesh
+    mesh, (shapes, _) = make_mesh(sizes, devices), split_trained(groups, network, shapes)
+    return read_version(folder / str(newest_version(folder)), network, shapes, mesh), mesh
 
 
 def unstacked(network: Network) -> tuple[Network, Any]:

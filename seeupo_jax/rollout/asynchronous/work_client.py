@@ -97,7 +97,8 @@ class WorkClient:
           address: HOST:PORT of the trainer otherwise; the key is SEEUPO_ROLLOUT_KEY then.
           name: for people; workers of one name are told apart.
           sampling_hash: of this worker's configuration.
-          read_policy: the parameters of a published version's folder.
+          read_policy: the parameters of a published version's folder; UnusableVersion where it is
+            damaged or gone.
           downloads: a folder of this worker alone for policies, if the workdir is not shared.
 
         Raises:
@@ -126,9 +127,10 @@ class WorkClient:
     def lease(self, conversations: int) -> list[Ticket]:
         """See `WorkSource`; none while this worker has no policy, or one that is too old."""
         version = self._version
-        if version is None:
-            return []
         with self._sending:
+            self._raise_failure()
+            if version is None:
+                return []
             held = tuple(self._held.values())
             name = self._names[version]
             status = self._try(LEASE, Lease(self._worker, conversations, version, name, held))
@@ -226,14 +228,17 @@ class WorkClient:
                 except (TrainerLost, ValueError):  # kept for the worker's own thread
                     return
 
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
     def _try(self, path: str, message: Message) -> Status | None:
         """The answer to a message; None: the trainer is away.
 
         Raises:
           TrainerLost: it has been for too long. ValueError: it refuses this worker.
         """
-        if self._failure is not None:
-            raise self._failure
+        self._raise_failure()
         if time.monotonic() < self._retry_at:
             return None
         try:

@@ -12,20 +12,33 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seeupo_jax.rollout.asynchronous.work_messages import CONTENT_TYPE, MOST_BYTES
+from seeupo_jax.rollout.asynchronous.work_messages import CONTENT_TYPE
 
 _LOGGER = logging.getLogger(__name__)
-_MOST_CONNECTIONS = 512
-_HEAD_S, _BODY_S, _IDLE_S = 30.0, 120.0, 600.0  # until a request's headers, its body, the next one
-_CHUNK = 2**20  # a client reads as much within `_BODY_S`, or is disconnected
-_REST_BYTES, _REST_S = (
-    2**26,
-    5.0,
-)  # of a refused body; some clients read no answer before it is sent
+_CHUNK = 2**20
+# The rest of a refused body is read and discarded: some clients read no answer before it is sent.
+_REST_BYTES, _REST_S = 2**26, 5.0
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """Limits of what clients may cost.
+
+    connections: open at a time. body_bytes: of a message, and of what it is decompressed to.
+    head_s, body_s: until a request's headers, and its body, have arrived; a client that reads a
+    file reads 1 MiB within `body_s`. idle_s: until a connection's next request.
+    """
+
+    connections: int = 512
+    body_bytes: int = 2**30
+    head_s: float = 30.0
+    body_s: float = 120.0
+    idle_s: float = 600.0
 
 
 class Refusal(Exception):
@@ -61,9 +74,10 @@ class HttpServer(socketserver.ThreadingTCPServer):
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, host: str, port: int):
+    def __init__(self, host: str, port: int, limits: ConnectionLimits):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
+        self.limits = limits
         self._service: Service | None = None
         self._connections: dict[socket.socket, float | None] = {}  # when each is to be closed
         self._lock = threading.Lock()
@@ -103,7 +117,15 @@ class HttpServer(socketserver.ThreadingTCPServer):
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         with self._lock:
-            return len(self._connections) < _MOST_CONNECTIONS
+            if len(self._connections) >= self.limits.connections:
+                return False
+            self._connections[request] = time.monotonic() + self.limits.head_s
+            return True
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._connections.pop(request, None)
+        super().shutdown_request(request)
 
     def service_actions(self) -> None:
         now = time.monotonic()
@@ -121,12 +143,8 @@ class HttpServer(socketserver.ThreadingTCPServer):
     def limit(self, connection: socket.socket, seconds: float | None) -> None:
         """Disconnects a client after so many seconds, unless it is limited anew."""
         with self._lock:
-            self._connections[connection] = None if seconds is None else time.monotonic() + seconds
-
-    def forget(self, connection: socket.socket) -> None:
-        """A connection has ended."""
-        with self._lock:
-            self._connections.pop(connection, None)
+            end = None if seconds is None else time.monotonic() + seconds
+            self._connections[connection] = end
 
 
 def _cut(connection: socket.socket) -> None:
@@ -140,35 +158,30 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "seeupo_jax", ""
     disable_nagle_algorithm = True
-    timeout = _IDLE_S
     error_message_format, error_content_type = "%(message)s\n", "text/plain; charset=utf-8"
     wbufsize = -1  # an answer's head and body leave together
     server: HttpServer
 
     def setup(self) -> None:
+        self._limits = self.server.limits
         super().setup()
         self._client = ""  # the mark of the last message
         self._unread = True  # the body of the request
-        self.server.limit(self.connection, _HEAD_S)
         assert isinstance(self.rfile, io.BufferedReader)
         self._peek = self.rfile.peek
 
     def finish(self) -> None:
-        self.server.forget(self.connection)
         with contextlib.suppress(OSError):
             super().finish()
         if self._client:
             self.server.service.hung_up(self._client)
 
     def handle_one_request(self) -> None:
-        with contextlib.suppress(OSError):
-            self._peek(1)  # waits for the first byte
-            self.server.limit(self.connection, _HEAD_S)
-            self._unread = True
-            super().handle_one_request()
-            self.server.limit(self.connection, _IDLE_S)
-            return
-        self.close_connection = True
+        self._peek(1)  # waits for the first byte
+        self.server.limit(self.connection, self._limits.head_s)
+        self._unread = True
+        super().handle_one_request()
+        self.server.limit(self.connection, self._limits.idle_s)
 
     def do_POST(self) -> None:
         """Answers a message."""
@@ -179,7 +192,7 @@ class _Handler(BaseHTTPRequestHandler):
             data, self._client = self.server.service.post(self.path, body)
         except Refusal as refusal:
             return self._refuse(refusal)
-        self.server.limit(self.connection, _BODY_S)
+        self.server.limit(self.connection, self._limits.body_s)
         self._send_head(200, CONTENT_TYPE, len(data))
         self.wfile.write(data)
         self.wfile.flush()
@@ -207,7 +220,7 @@ class _Handler(BaseHTTPRequestHandler):
         partial = {"Content-Range": f"bytes {first}-{size - 1}/{size}"} if first else {}
         self._send_head(206 if first else 200, CONTENT_TYPE, size - first, partial)
         while chunk := file.read(_CHUNK):
-            self.server.limit(self.connection, _BODY_S)
+            self.server.limit(self.connection, self._limits.body_s)
             self.wfile.write(chunk)
             self.wfile.flush()
 
@@ -231,9 +244,10 @@ class _Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or len(length) > 18:
             raise Refusal(411, "the body: got no Content-Length; allowed: one, in bytes.")
-        if int(length) > MOST_BYTES:
-            raise Refusal(413, f"the body: got {length} bytes; allowed: {MOST_BYTES}.")
-        self.server.limit(self.connection, _BODY_S)
+        most = self._limits.body_bytes
+        if int(length) > most:
+            raise Refusal(413, f"the body: got {length} bytes; allowed: {most}.")
+        self.server.limit(self.connection, self._limits.body_s)
         body = self.rfile.read(int(length))
         if len(body) < int(length):
             raise ConnectionError("the client has hung up")

@@ -30,7 +30,6 @@ CONTENT_TYPE = "application/x-seeupo-work"  # of every answer but refusals
 REGISTER, LEASE, DELIVER, ALIVE, LEAVE = "/register", "/lease", "/deliver", "/alive", "/leave"
 WEIGHTS = "/weights/"  # then VERSION-DIGEST/FILE
 UNKNOWN_WORKER = 410  # the status that asks a worker to register, again or at all
-MOST_BYTES = 2**30  # of a body, and of what it is decompressed to
 
 
 @dataclass(frozen=True)
@@ -114,14 +113,17 @@ def pack(message: Message | Status) -> bytes:
     return stored_trajectories.pack(message, _TYPES)
 
 
-def unpack(data: bytes, kind: type) -> Any:
+def unpack(data: bytes, kind: type, most: int | None = None) -> Any:
     """The message of a kind that was packed.
+
+    Args:
+      most: bytes that it may have, decompressed; None: whatever it has.
 
     Raises:
       ValueError: other bytes than those; the text is a sentence.
     """
     try:
-        message = stored_trajectories.unpack(data, _TYPES, MOST_BYTES)
+        message = stored_trajectories.unpack(data, _TYPES, most)
     except stored_trajectories.Damaged:
         raise ValueError("the body: its bytes changed on the way.") from None
     except (LookupError, TypeError, ValueError) as error:
@@ -261,26 +263,32 @@ def read_address(workdir: Path) -> TrainerAddress | None:
     """
     try:
         found: Mapping[str, str] = json.loads((workdir / ADDRESS_FILE).read_bytes())
-        address, key = found["address"], found.get("key")
+        host, port = split_address(found["address"], ADDRESS_FILE)
+        key = found.get("key")
     except (OSError, LookupError, TypeError, ValueError, AttributeError):
         return None
-    return given_address(address, key)
+    return TrainerAddress(host, port, _find_key(key))
 
 
-def given_address(address: str, key: str | None = None) -> TrainerAddress:
-    """The address [http://]HOST:PORT with a key, by default that of SEEUPO_ROLLOUT_KEY.
+def given_address(address: str) -> TrainerAddress:
+    """The address [http://]HOST:PORT with the key of SEEUPO_ROLLOUT_KEY.
 
     Raises:
       ValueError: another form of address; no key.
     """
     host, port = split_address(address.removeprefix("http://").rstrip("/"), "the trainer")
-    given = os.environ.get(KEY_VARIABLE, key)
-    if given is None:
+    return TrainerAddress(host, port, _find_key(None))
+
+
+def _find_key(written: str | None) -> str:
+    """SEEUPO_ROLLOUT_KEY, or the key that a file has."""
+    key = os.environ.get(KEY_VARIABLE, written)
+    if key is None:
         raise ValueError(
             f"{KEY_VARIABLE}: got none; allowed for a trainer that is given as HOST:PORT, or that"
             " has one in its environment: its key."
         )
-    return TrainerAddress(host, port, _checked_key(given))
+    return _checked_key(key)
 
 
 def _checked_key(key: str) -> str:

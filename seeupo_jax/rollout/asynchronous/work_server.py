@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
 import threading
@@ -13,11 +12,11 @@ from pathlib import Path
 
 from etils import epath
 
-from seeupo_jax.checkpoint.manifest import MANIFEST, DamagedCheckpoint, read_manifest
+from seeupo_jax.checkpoint.manifest import read_manifest
 from seeupo_jax.rollout.asynchronous import work_messages
 from seeupo_jax.rollout.asynchronous.ticket_book import TicketBook
 from seeupo_jax.rollout.asynchronous.work import FinishedMember, Ticket, versions_of
-from seeupo_jax.rollout.asynchronous.work_http import HttpServer, Refusal, Service
+from seeupo_jax.rollout.asynchronous.work_http import ConnectionLimits, HttpServer, Refusal, Service
 from seeupo_jax.rollout.asynchronous.work_messages import (
     ADDRESS_FILE,
     MESSAGES,
@@ -31,9 +30,10 @@ from seeupo_jax.rollout.asynchronous.work_messages import (
     Register,
     Status,
 )
-from seeupo_jax.rollout.weights.versions import FOLDER, identity, versions
+from seeupo_jax.rollout.weights.versions import FOLDER, identity
 
 _LOGGER = logging.getLogger(__name__)
+_LIMITS = ConnectionLimits()
 _GRACE_S = 5.0  # that a worker whose connection ended has to open another one
 _LOOK_S = 0.5  # between two looks for workers that are lost
 
@@ -69,6 +69,7 @@ class WorkServer:
         *,
         max_lag: int,
         patience_s: float = 60.0,
+        limits: ConnectionLimits = _LIMITS,
         log: Callable[[str], None] = _LOGGER.warning,
     ):
         """Prepares a server; it does not listen yet.
@@ -78,9 +79,10 @@ class WorkServer:
           sampling_hash: of the run; a worker with another one, or of another version of this
             program, is refused.
           max_lag: a worker with version v plays iterations up to v + max_lag + 1.
+          limits: of connections.
           log: takes a sentence on each worker that comes, leaves or is lost.
         """
-        self._book, self._workdir, self._log = book, workdir, log
+        self._book, self._workdir, self._limits, self._log = book, workdir, limits, log
         self._sampling_hash, self._max_lag, self._patience_s = sampling_hash, max_lag, patience_s
         self._workers: dict[str, _Worker] = {}  # by what tells them apart
         self._lock = threading.Lock()  # guards workers, published and closed
@@ -101,7 +103,7 @@ class WorkServer:
           ValueError: the address is not available, or SEEUPO_ROLLOUT_KEY cannot be sent.
         """
         try:
-            self._http = HttpServer(host, port)
+            self._http = HttpServer(host, port, self._limits)
         except (OSError, OverflowError) as error:
             raise ValueError(
                 f"config.rollout.port: {host}:{port} cannot be listened on: {error}."
@@ -118,7 +120,8 @@ class WorkServer:
 
     def publish(self, version: int) -> None:
         """Offers a version that is whole in WORKDIR/weights to all workers, as the newest."""
-        name = self._in_folder()[version]
+        manifest = read_manifest(epath.Path(self._workdir / FOLDER / str(version)))
+        name = f"{version}-{identity(manifest)[:12]}"
         with self._lock:
             newer = [number for number in self._published if number >= version]
             for number in newer:
@@ -147,7 +150,7 @@ class WorkServer:
         if kind is None:
             raise Refusal(404, f"the path: got {path[:80]!r}; allowed: {', '.join(MESSAGES)}.")
         try:
-            message = work_messages.unpack(body, kind)
+            message = work_messages.unpack(body, kind, self._limits.body_bytes)
             return work_messages.pack(self._receive(message)), message.worker
         except ValueError as error:
             raise Refusal(400, str(error)) from None
@@ -176,13 +179,12 @@ class WorkServer:
                     f" {ours}. Start it with the trainer's program and configuration.",
                 )
         with self._lock:
-            worker = self._workers.get(message.worker)
-            if worker is None:
-                worker = self._workers[message.worker] = _Worker(message.name, 0.0)
-                self._log(f"worker {message.name} has come.")
-            elif not worker.playing:
-                self._log(f"worker {message.name} has come back.")
-            worker.heard, worker.playing = time.monotonic(), True
+            usual = _Worker(message.name, 0.0, playing=False)
+            is_new = message.worker not in self._workers
+            worker = self._workers.setdefault(message.worker, usual)
+            returns, worker.playing, worker.heard = not worker.playing, True, time.monotonic()
+        if returns:
+            self._log(f"worker {message.name} has come{'' if is_new else ' back'}.")
         self._book.hold(message.worker, message.held)
 
     def _hear(self, message: Message) -> bool:
@@ -194,18 +196,19 @@ class WorkServer:
             worker.heard = time.monotonic()
             if not isinstance(message, Deliver):
                 return False
-            before, worker.delivery = message.number <= worker.delivery, message.number
-            return before
+            return message.number <= worker.delivery
 
     def _lease(self, message: Lease) -> list[Ticket]:
         """The tickets that a worker may play with the policy that it has."""
         self._book.hold(message.worker, message.held)
-        if self._published.get(message.version, message.policy) != message.policy:
-            return []  # of the run before it was resumed from an older checkpoint
-        up_to = min(message.version, max(self._published, default=-1)) + self._max_lag + 1
+        if not self._published or not self._has_published(message.version, message.policy):
+            return []
+        up_to = message.version + self._max_lag + 1
         return self._book.lease(message.worker, message.conversations, up_to)
 
     def _deliver(self, message: Deliver, usage: dict[str, float]) -> None:
+        if not self._published:
+            raise Refusal(503, "the run: has no policy yet; try again.")
         foreign = {
             (each.number, each.member)
             for each in message.finished
@@ -213,28 +216,30 @@ class WorkServer:
         }
         own = [each for each in message.finished if (each.number, each.member) not in foreign]
         self._book.deliver(message.worker, own, usage)
+        self._workers[message.worker].delivery = message.number
         if foreign:
             self._book.put_back(message.worker, foreign)
             name = self._workers[message.worker].name
             self._log(
                 f"worker {name}: {len(foreign)} conversations are sampled again: their policies"
-                " are not of this run, as after it was resumed from an older checkpoint."
+                " are not of this run, which was resumed from an older checkpoint."
             )
 
     def _is_foreign(self, finished: FinishedMember, policies: dict[int, str]) -> bool:
-        """Whether policies sampled that are newer than this run's, or others of the same version.
+        """Whether policies sampled that are not of this run; `policies`: their names by version."""
+        sampled = versions_of(finished.trajectory)
+        return not all(self._has_published(each, policies.get(each)) for each in sampled)
 
-        What was published before the run was resumed is not known here, and passes.
+    def _has_published(self, version: int, name: str | None) -> bool:
+        """Whether a policy is of this run, as far as is known.
+
+        It is not if it is newer than all of this run's, or of another name than that version's: the
+        run was resumed from an older checkpoint. Older ones, from before it was resumed, may be.
         """
-        known = self._in_folder() | self._published
-        newest = max(self._published, default=-1)
-        return any(
-            version > newest
-            and version not in known
-            or version in policies
-            and policies[version] != known.get(version, policies[version])
-            for version in versions_of(finished.trajectory)
-        )
+        with self._lock:
+            if version in self._published:
+                return name in (None, self._published[version])
+            return version < max(self._published, default=0)
 
     def _status(self, worker: str, tickets: Sequence[Ticket] = ()) -> Status:
         with self._lock:
@@ -247,23 +252,14 @@ class WorkServer:
         with self._lock:
             return all(worker.informed or not worker.playing for worker in self._workers.values())
 
-    def _in_folder(self) -> dict[int, str]:
-        """The names of the whole versions: their numbers, and what tells their bytes apart."""
-        folder, names = self._workdir / FOLDER, dict[int, str]()
-        for version in versions(folder):
-            with contextlib.suppress(OSError, DamagedCheckpoint):  # removed meanwhile
-                manifest = read_manifest(epath.Path(folder / str(version)))
-                names[version] = f"{version}-{identity(manifest)[:12]}"
-        return names
-
     def _weight_file(self, path: str) -> Path:
         """The file of WORKDIR/weights that a path names."""
         name, _, file = path.removeprefix(WEIGHTS).partition("/")
-        folder = self._workdir / FOLDER / name.partition("-")[0]
-        known = name in self._in_folder().values() and path.startswith(WEIGHTS)
-        if not known or file not in {MANIFEST, *(each.name for each in folder.iterdir())}:
-            raise Refusal(404, "weights: got a version that is not there.")
-        return folder / file
+        with self._lock:
+            found = [version for version, known in self._published.items() if known == name]
+        if not found or not path.startswith(WEIGHTS) or Path(file).name != file:
+            raise Refusal(404, "weights: got a version or file that is not there.")
+        return self._workdir / FOLDER / str(found[0]) / file
 
     def _hung_up(self, worker: str) -> None:
         """A connection of a worker has ended."""
@@ -276,7 +272,8 @@ class WorkServer:
             self._workers[worker].playing = False
             name = self._workers[worker].name
         lost = self._book.lose(worker)
-        self._log(f"worker {name} {how}: {lost} conversations are played by others.")
+        what = f": {lost} conversations that it played are for others" if lost else ""
+        self._log(f"worker {name} {how}{what}.")
 
     def _watch_workers(self) -> None:
         while not self._ending.wait(_LOOK_S):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,14 +13,7 @@ from seeupo_jax.policy.files.placement import check_tensors, load_params
 from seeupo_jax.policy.files.safetensors_files import SafetensorsFolder
 from seeupo_jax.policy.network import Network
 from seeupo_jax.rollout.weights.published_arrays import JoinedParts, stored_arrays
-from seeupo_jax.rollout.weights.versions import (
-    UnusableVersion,
-    checked_version,
-    identity,
-    versions,
-)
-
-_LOGGER = logging.getLogger(__name__)
+from seeupo_jax.rollout.weights.versions import checked_version, identity
 
 
 class ReadPolicy(NamedTuple):
@@ -63,26 +55,6 @@ def read_version(
     size = sum(file["bytes"] for file in manifest["files"].values())
     version, seconds = manifest["version"], time.monotonic() - began
     return ReadPolicy(version, identity(manifest), params, size, seconds)
-
-
-def read(
-    folder: Path, network: Network, shapes: Any, mesh: jax.sharding.Mesh | None
-) -> ReadPolicy | None:
-    """As `read_version`, of the newest undamaged version in a folder; None: there is none.
-
-    A version that is removed meanwhile is replaced by a newer one, which is read then. One that is
-    damaged is named in a warning and passed over.
-    """
-    damaged = set[int]()
-    while left := set(versions(folder)) - damaged:
-        newest = max(left)
-        try:
-            return read_version(folder / str(newest), network, shapes, mesh)
-        except UnusableVersion as error:
-            if not error.gone:
-                damaged.add(newest)
-                _LOGGER.warning("%s It is not used.", error)
-    return None
 
 
 def _read_arrays(

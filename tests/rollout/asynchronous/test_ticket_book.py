@@ -40,7 +40,7 @@ def test_an_iteration_has_the_trajectories_that_a_collection_of_its_requests_has
     assert book.complete(2)
     taken = book.take(2)
     assert taken.usage == {"tokens": 18, "wall_s": 1.5}
-    wanted = [(r.group, r.task_id, r.member) for r in group_requests(tasks, 2)]
+    wanted = [(r.group, r.task_id, r.member) for r in group_requests(tasks, 2, 2)]
     assert [(t.group, t.task_id, t.info["member"]) for t in taken.trajectories] == wanted
 
 
@@ -236,7 +236,9 @@ def test_whatever_workers_do_every_member_counts_once_in_order_within_the_admiss
     world = World(seed)
     world.run()
     for k, tasks in world.drawn.items():
-        wanted = [(r.group, r.task_id, r.member) for r in group_requests(tasks, world.group_size)]
+        wanted = [
+            (r.group, r.task_id, r.member) for r in group_requests(tasks, world.group_size, k)
+        ]
         got = [(t.group, t.task_id, t.info["member"]) for t in world.taken[k]]
         assert got == wanted
     assert set(world.recorded.values()) == {1}

@@ -200,3 +200,46 @@ def test_a_trainer_killed_at_any_call_leaves_a_whole_version(faults):
     for each in outcomes:
         assert each["newest"] in (each["published"], each["before"]) and each["whole"]
         assert each["left"] <= 1  # what is unfinished
+
+
+# In a process of its own; /proc's peak is set back first, since importing leaves a high one.
+MEASURE = """
+import pathlib, sys
+import jax, jax.numpy as jnp
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.network import abstract_network
+from seeupo_jax.rollout.weights.publishing import publish
+from seeupo_jax.rollout.weights.reading import read_version
+
+def resident(kind):
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(kind)) * 1024
+
+def measured(action):
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    made = action()
+    return made, resident("VmHWM") - before
+
+arch = Architecture(vocab_size=200_000, width=256, layers=1, heads=1, kv_heads=1, head_dim=8,
+                    mlp_width=8, dtype="bfloat16", tied=False)
+network, shapes = abstract_network(arch)
+params = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), shapes)
+folder, file_bytes = pathlib.Path(sys.argv[1]), 2**24
+publish(folder, params, 0, network, file_bytes=file_bytes)  # whatever the first one needs
+read_version(folder / "0", network, params, None)
+_, published = measured(lambda: publish(folder, params, 1, network, file_bytes=file_bytes))
+found, read = measured(lambda: read_version(folder / "1", network, params, None))
+held = sum(x.nbytes for x in jax.tree.leaves(found.params))
+print(published / file_bytes, (read - held) / file_bytes, held / file_bytes)
+"""
+
+
+@pytest.mark.exhaustive
+def test_the_host_holds_little_more_than_a_file(tmp_path):
+    (tmp_path / "measure.py").write_text(MEASURE)
+    command = [sys.executable, tmp_path / "measure.py", str(tmp_path / "weights")]
+    done = loaded_python.run(command, env=environment())
+    assert done.returncode == 0, done.stderr
+    publishing, reading, policy = map(float, done.stdout.split())
+    assert publishing < 3 and reading < 3 and policy > 12  # files
