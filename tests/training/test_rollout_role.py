@@ -1,6 +1,7 @@
 """Processes that sample: what a trainer gets from them, and how they begin and end."""
 
 import contextlib
+import re
 import signal
 import subprocess
 import sys
@@ -228,6 +229,8 @@ def test_a_signal_ends_a_process_whose_environment_hangs(trainer_of):
     until(lambda: trainer.book.counts().workers == 1)
     trainer.book.admit(1, ["t0", "t3", "t0", "t0"])
     until(lambda: trainer.book.counts().finished == 6)
+    line = next(line for line in worker.stdout if line.startswith("policy 0, "))
+    assert re.fullmatch(r"policy 0, \d+ s old: 2 conversations open, \d+ tokens/s\n", line)
     worker.send_signal(signal.SIGTERM)
     began = time.monotonic()
     assert "stopped by SIGTERM" in ended(worker)

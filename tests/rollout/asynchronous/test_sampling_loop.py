@@ -15,6 +15,7 @@ from rollout_cases import NumberTokenizer, make_worker
 from work_cases import Trainer, Versioned
 
 from seeupo_jax.configuration import schema
+from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.configuration.role_schema import Role
 from seeupo_jax.envs.base import StepResult
 from seeupo_jax.envs.pool import EnvPool
@@ -22,6 +23,7 @@ from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.transformer import Transformer
+from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.asynchronous.sampling_loop import SamplingLoop
 from seeupo_jax.rollout.collect import collect, group_requests
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
@@ -246,7 +248,7 @@ def test_waiting_for_tickets_takes_no_time_of_the_processor(pool):
     began, cpu = time.monotonic(), time.process_time()
     sample_for(trainer, Versioned(), pool, rollout_of(1, 1))
     assert time.monotonic() - began >= 2.0 and time.process_time() - cpu < 0.5
-    assert 1.5 < trainer.usage["idle_s"] < 3.0 and trainer.usage["environment_s"] < 1.0
+    assert trainer.usage["idle_s"] > 1.5 > trainer.usage["environment_s"]
 
 
 def test_the_end_of_a_run_drops_conversations_that_nobody_waits_for(pool):
@@ -280,6 +282,18 @@ def test_a_trainer_that_went_back_has_its_older_policy_taken(pool):
     trainer.on_delivery = restart
     sample_for(trainer, Versioned(), pool, rollout_of(1, 1))
     assert [taken[0].policy_version for taken in trainer.taken] == [0, 1, 0, 1, 2, 3]
+
+
+def test_reward_functions_judge_what_a_loop_plays(pool):
+    config = from_dict({"rewards": [{"function": "reward_cases:one", "name": "kind"}]})
+    scorer, trainer = make_scorer(config.rewards), Trainer([["1", "2"]] * 2, 2)
+    try:
+        sample_for(trainer, Versioned(), pool, rollout_of(2, 2), rewards=scorer)
+    finally:
+        scorer.close()
+    played = [trajectory for taken in trainer.taken for trajectory in taken]
+    assert len(played) == 8
+    assert all(t.rewards == {"env": 0.5 * t.turns, "kind": 1.0} for t in played)
 
 
 def test_others_see_how_far_a_loop_is(pool):
