@@ -91,6 +91,19 @@ def test_a_worker_process_gives_its_trainer_the_bits_that_it_samples_itself(mode
     assert "workers get their work at 127.0.0.1:" in printed and "the run is over" in sampled
 
 
+@pytest.mark.exhaustive
+def test_two_trainer_processes_get_the_bits_that_a_worker_of_two_devices_samples(model, tmp_path):
+    choices = flags("iterations=2", "rollout.deterministic=True", "rollout.port=0")
+    served = tmp_path / "served"
+    trainers = cases.start(model, served, *choices, processes=2)
+    worker = started(model, served, "--role=rollout", *choices, devices=2)
+    cases.finish(trainers)
+    ended(worker)
+    ended(started(model, tmp_path / "alone", *choices[:-1], devices=2))
+    assert checksums(served) == checksums(tmp_path / "alone")
+    assert len(checksums(served)) == 2
+
+
 @pytest.fixture
 def resumed(model, monkeypatch):
     """Resumes a run of two devices in this process; its state."""
