@@ -228,17 +228,19 @@ class AsynchronousSource(IterationSource):
         sampled, context = count_tokens(taken.trajectories)
         seconds = {name: x for name, x in taken.usage.items() if name.endswith("_s")}
         counts = {name: int(x) for name, x in taken.usage.items() if name not in seconds}
-        waits = {name: seconds.pop(name, 0.0) for name in WAITS}
-        for name in (WALL_S, IDLE_S):  # a metric of their own
+        environment_s, reset_s, reward_s = (seconds.pop(name, 0.0) for name in WAITS)
+        for name in (WALL_S, IDLE_S):  # they have a metric of their own
             seconds.pop(name, None)
         return Collected(
             taken.trajectories,
             wall_s,
-            sampled_tokens=sampled,
-            context_tokens=context,
+            environment_s,
+            sampled,
+            context,
             usage=counts,
+            reset_s=reset_s,
             seconds=seconds,
-            **waits,
+            reward_s=reward_s,
         )
 
     def _counted(self, usage: Mapping[str, float], ahead: int) -> dict[str, float]:

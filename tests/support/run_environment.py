@@ -80,6 +80,14 @@ class Named(Echo):
         return dataclasses.replace(super().step(text), rewards={"judge": 1.0})
 
 
+class Slow(Echo):
+    """As `Echo`, but each answer takes a fifth of a second."""
+
+    def step(self, text):
+        time.sleep(0.2)
+        return super().step(text)
+
+
 class Lost(Echo):
     """Its server is gone once a first episode, that of the checks before a run, has begun."""
 

@@ -91,6 +91,19 @@ def test_a_worker_process_gives_its_trainer_the_bits_that_it_samples_itself(mode
     assert "workers get their work at 127.0.0.1:" in printed and "the run is over" in sampled
 
 
+@pytest.mark.exhaustive
+def test_two_trainer_processes_get_the_bits_that_a_worker_of_two_devices_samples(model, tmp_path):
+    choices = flags("iterations=2", "rollout.deterministic=True", "rollout.port=0")
+    served = tmp_path / "served"
+    trainers = cases.start(model, served, *choices, processes=2)
+    worker = started(model, served, "--role=rollout", *choices, devices=2)
+    cases.finish(trainers)
+    ended(worker)
+    ended(started(model, tmp_path / "alone", *choices[:-1], devices=2))
+    assert checksums(served) == checksums(tmp_path / "alone")
+    assert len(checksums(served)) == 2
+
+
 @pytest.fixture
 def resumed(model, monkeypatch):
     """Resumes a run of two devices in this process; its state."""
@@ -114,37 +127,39 @@ def tokens_of(trajectory):
     return [(s.tokens_L.tolist(), s.logp_L.tolist()) for s in trajectory.segments]
 
 
-@pytest.mark.parametrize("moment", ["first", "swept", "later"])
-def test_a_run_that_is_killed_loses_no_finished_conversation(model, tmp_path, resumed, moment):
-    """first: after some conversations of iteration 1; swept: in a sweep; later: after two."""
-    choices = ("rollout.devices=1", "rollout.concurrency=2", *LAGGING)
+@pytest.mark.parametrize("done", [0, 1, 2])
+def test_a_run_that_is_killed_loses_no_finished_conversation(model, tmp_path, resumed, done):
+    """It is killed after so many iterations, when some conversations of later ones are finished."""
+    slow = ("env.name=run_environment:Slow", "rollout.concurrency=2")
+    choices = ("rollout.devices=1", *slow, *LAGGING)
     workdir, rollouts = tmp_path / "killed", tmp_path / "killed" / "rollouts"
     process = started(model, workdir, *flags("iterations=40", *choices), devices=2)
     config = load_config(TINY, [*_texts(choices), f"model.path={model}"])
     log = RolloutLog(rollouts, sampling_hash(config), log=lambda _: None)
-    moments = {
-        "first": lambda: (found := log.load(1)) is not None and len(found.trajectories) >= 3,
-        "swept": lambda: (rollouts / "1.rollouts").exists(),
-        "later": lambda: len(read_metrics(workdir)) >= 2,
-    }
-    until(moments[moment], process)
+
+    def finished():
+        numbers = sorted(int(file.stem) for file in rollouts.glob("*.log"))
+        loaded = {number: log.load(number) for number in numbers}
+        return {number: each.trajectories for number, each in loaded.items() if each is not None}
+
+    def is_due():
+        return len(read_metrics(workdir)) >= done and sum(map(len, finished().values())) >= 2
+
+    until(is_due, process)
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     before = checksums(workdir)
-    numbers = sorted(int(file.stem) for file in rollouts.glob("*.log"))
-    logged = {number: log.load(number) for number in numbers}
-    last = max(numbers)
+    kept = finished()
+    last = max(kept)
     with resumed(workdir, f"iterations={last}", *choices) as (run, state):
         for iteration in range(1, last + 1):
             collected = run.rollout(iteration, state)
             again = {(t.group, t.info["member"]): t for t in collected.trajectories}
-            kept = {} if logged.get(iteration) is None else logged[iteration].trajectories
-            for key, trajectory in kept.items():
+            for key, trajectory in kept.get(iteration, {}).items():
                 assert tokens_of(again[key]) == tokens_of(trajectory)
             state, metrics, stats = run.sweep(iteration, state, collected)
             run.record(state, collected, metrics, stats)
-    assert sum(len(each.trajectories) for each in logged.values()) > 0
     after = checksums(workdir)
-    assert len(after) == last and after.items() >= before.items()
-    assert (len(before) >= 2) == (moment == "later")
+    assert len(after) == last > len(before) >= done and after.items() >= before.items()
+    assert sum(map(len, kept.values())) >= 2
