@@ -429,6 +429,17 @@ def test_where_the_layout_changes_nothing_a_swap_makes_no_copy():
     assert all(x is given for x, given in zip(own, jax.tree.leaves(second), strict=True))
 
 
+def test_parameters_are_not_held_beside_the_copy_of_them():
+    engine = make_engine("stacked")
+    given = [copies(make("stacked", seed)[1]) for seed in range(2)]
+    stacks = [weakref.ref(jax.tree.leaves(params["layers"])[0]) for params in given]
+    with engine.one_policy():
+        engine.begin(given.pop(0), seed=1)
+        assert stacks[0]() is None
+        engine.swap(given.pop(0), 1)
+        assert stacks[1]() is None
+
+
 def test_the_policy_that_is_there_already_is_not_laid_out_again():
     params = make("stacked")[1]
     engine = make_engine("stacked")
