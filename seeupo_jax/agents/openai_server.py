@@ -274,6 +274,5 @@ def _cut_at_stop(turn: Turn, action: Action) -> Action:
     if turn.listen is None or action.failure or action.too_long:
         return action
     count = turn.listen(action.tokens)
-    kept = (each[:count] for each in (action.tokens, action.logp, action.version_L))
-    tokens, logp, version_L = kept
-    return Action(action.key, tokens, logp, version_L=version_L)
+    version_L = action.version_L[:count]
+    return Action(action.key, action.tokens[:count], action.logp[:count], version_L=version_L)

@@ -77,6 +77,7 @@ def build_engine(
         int8=rollout.quantize == "int8",
         fixed_steps=slice_block(list(mesh.devices.flat)) < mesh.size,
         per_turn=per_turn,
+        on_swap=rollout.on_swap,
         read_plan=choose_read_plan(arch, rollout, device.platform),
         constraints=build_constraints(config, made.tokenizer, arch.vocab_size, served=per_turn),
         grammars=build_grammars(config, made.tokenizer, arch.vocab_size),

@@ -46,6 +46,10 @@ class Samplers(Protocol):
         """Gives them a policy; every process calls it, and `params` may be donated then."""
         ...
 
+    def resume(self, version: int) -> None:
+        """Lets them go on with a policy whose sweep is resumed, if they still have it."""
+        ...
+
     def check(self) -> None:
         """Raises what ended them; process 0 calls it while it waits."""
         ...
@@ -121,6 +125,7 @@ class AsynchronousSource(IterationSource):
         else:
             swept = stopped.origin.swept
             self._policies.add(iteration - 1, swept)
+            self._samplers.resume(iteration - 1)
             self._stored[iteration] = _Stored(stopped.collected, stopped.origin.sampled_by)
         ahead = self._book.counts().groups_ahead
         self._admit(iteration)
@@ -169,17 +174,18 @@ class AsynchronousSource(IterationSource):
         if iteration in self._stored:
             return True
         text = self._store.sampled_by(iteration, self._made_by)
-        if text is not None and not self._booked:
+        if text is not None:
             verdict = self._policies.judge(split_origins(text, iteration), iteration)
             if verdict is Verdict.COMING:
                 return False
-            if verdict is Verdict.USABLE:
+            if verdict is Verdict.USABLE and not self._booked:
                 collected = self._store.load(iteration, self._made_by, text)
                 if collected is not None:
                     self._stored[iteration] = _Stored(collected, text)
                     return True
+            why = "follow others that are gone" if verdict is Verdict.USABLE else verdict.value
             self._log(
-                f"the trajectories of iteration {iteration} {verdict.value}; they are discarded and"
+                f"the stored trajectories of iteration {iteration} {why}; they are discarded and"
                 " sampled again."
             )
         first = jax.process_index() == 0
@@ -222,17 +228,19 @@ class AsynchronousSource(IterationSource):
         sampled, context = count_tokens(taken.trajectories)
         seconds = {name: x for name, x in taken.usage.items() if name.endswith("_s")}
         counts = {name: int(x) for name, x in taken.usage.items() if name not in seconds}
-        waits = {name: seconds.pop(name, 0.0) for name in WAITS}
-        for name in (WALL_S, IDLE_S):  # a metric of their own
+        environment_s, reset_s, reward_s = (seconds.pop(name, 0.0) for name in WAITS)
+        for name in (WALL_S, IDLE_S):  # they have a metric of their own
             seconds.pop(name, None)
         return Collected(
             taken.trajectories,
             wall_s,
-            sampled_tokens=sampled,
-            context_tokens=context,
+            environment_s,
+            sampled,
+            context,
             usage=counts,
+            reset_s=reset_s,
             seconds=seconds,
-            **waits,
+            reward_s=reward_s,
         )
 
     def _counted(self, usage: Mapping[str, float], ahead: int) -> dict[str, float]:

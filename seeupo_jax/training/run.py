@@ -289,6 +289,7 @@ class Run:
     def finish(self, state: RunState) -> None:
         """Leaves the trained policy in WORKDIR/policy, and warns where success never moved."""
         parts, best = self.parts, self.checkpoints.best()
+        parts.source.finish()
         early = self.is_over(state)
         if early:
             parts.progress.log(why_ended(parts.config, state.progress, state.done, best))

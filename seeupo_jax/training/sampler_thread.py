@@ -47,7 +47,7 @@ class SamplerThread:
         stop: Callable[[], bool],
         log: Callable[[str], None],
     ):
-        self._config, self._mesh, self._network = config, mesh, policy.network
+        self._config, self._mesh, self._network, self._log = config, mesh, policy.network, log
         self._work = LocalWork(book, config.rollout.max_lag)
         frozen = self._copy(policy.frozen)
         self._policy = dataclasses.replace(policy, mesh=mesh, frozen=frozen)
@@ -74,6 +74,10 @@ class SamplerThread:
         self._work.publish(PublishedPolicy(version, merged))
         if self._thread.ident is None:
             self._thread.start()
+
+    def resume(self, version: int) -> None:
+        """See `Samplers`; the policy has changed since, and nothing else holds it."""
+        self._log(f"nothing is sampled until the sweep is over: policy {version} is gone")
 
     def check(self) -> None:
         """Raises the error that ended the thread."""

@@ -18,7 +18,7 @@ from seeupo_jax.policy_io.resume_check import sampling_hash
 from seeupo_jax.rollout.asynchronous.ticket_book import TicketBook
 from seeupo_jax.rollout.asynchronous.work_server import WorkServer
 from seeupo_jax.rollout.weights.publishing import publish
-from seeupo_jax.rollout.weights.versions import FOLDER
+from seeupo_jax.rollout.weights.versions import FOLDER, versions
 
 _REMIND_S = 60.0  # between two lines that no worker is there
 
@@ -73,6 +73,11 @@ class WorkerProcesses:
         if published.failure is not None:
             raise WriteError(published.failure)
         if self._server is not None:
+            self._server.publish(version)
+
+    def resume(self, version: int) -> None:
+        """See `Samplers`; its files are there unless the folder was emptied."""
+        if self._server is not None and version in versions(self._workdir / FOLDER):
             self._server.publish(version)
 
     def check(self) -> None:

@@ -1,19 +1,22 @@
 """A run whose samplers play beside training: the same data, bounded lag, and nothing lost."""
 
 import contextlib
-import dataclasses
 import io
+import re
+import shutil
 
 import jax
 import pytest
 import run_cases as cases
 from places import TINY
 
+from seeupo_jax import Callback
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.progress import ProgressDisplay
+from seeupo_jax.errors import NameTaken, NotLearning
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.mesh import samplers_own_mesh, training_mesh
-from seeupo_jax.parallel.stop_signal import StopRequest
+from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
 from seeupo_jax.policy_io import build
 from seeupo_jax.rollout.rollout_log import RolloutLog
 from seeupo_jax.train import train
@@ -84,7 +87,7 @@ def by_member(trajectories):
 def moved(state, by=0.01):
     """The state with other parameters, as after a sweep."""
     params = jax.tree.map(lambda x: x + by, state.train.params)
-    return state._replace(train=dataclasses.replace(state.train, params=params))
+    return state._replace(train=state.train._replace(params=params))
 
 
 def checksums(workdir):
@@ -136,6 +139,7 @@ def test_with_lag_it_trains_on_what_at_most_so_many_sweeps_follow(begin, tmp_pat
         book, source = run.parts.source._book, run.parts.source
         admitted = []
         for iteration in range(1, 5):
+            assert iteration == 1 or book.wait(iteration, 60)  # sampled beside the sweep
             collected = run.rollout(iteration, state)
             admitted.append(book.admitted)
             for trajectory in collected.trajectories:
@@ -148,34 +152,171 @@ def test_with_lag_it_trains_on_what_at_most_so_many_sweeps_follow(begin, tmp_pat
     lines = read_metrics(tmp_path / "lagging")
     assert [line["rollout/policy_lag"] for line in lines] == [0, 1, 1, 1]
     assert all(0 < line["rollout/policy_lag_mean"] <= 1 for line in lines[1:])
-    assert all(line["rollout/groups_ahead"] == 4 for line in lines[2:])  # sweeps compile meanwhile
+    assert [line["rollout/groups_ahead"] for line in lines] == [0, 4, 4, 4]
     assert all(0 <= line["rollout/idle_fraction"] <= 1 for line in lines)
     assert "guarantee needs on-policy data" in run.logged.getvalue()
 
 
-def test_finished_conversations_of_later_iterations_outlive_the_process(begin, tmp_path):
-    """Nothing is trained here: a policy is the same before and after."""
-    with begin("outlived", *LAGGING, "iterations=3") as (run, state):
-        first = run.rollout(1, state)
-        run.rollout(2, state)
-        run.parts.source._book.wait(3, 60)
-    log = RolloutLog(tmp_path / "outlived" / "rollouts", run.parts.source._made_by)
-    kept = log.load(3)
-    assert len(kept.trajectories) == TASKS * MEMBERS
-    # A part of them is gone, as where the process was killed before they were finished.
-    log.begin(3, kept.tasks)
-    some = [*kept.trajectories][:5]
-    from seeupo_jax.rollout.rollout_log import LoggedMember
+def left_over(run, iteration):
+    """What the log of a run that has ended has of an iteration."""
+    source = run.parts.source
+    return RolloutLog(source._store._folder, source._made_by).load(iteration)
 
-    log.append(
-        3, [LoggedMember(*key, kept.trajectories[key], kept.origins[key]) for key in some]
-    )
-    with begin("outlived", *LAGGING, "iterations=3") as (run, state):
-        again = run.rollout(1, state)
-        assert by_member(again.trajectories) == by_member(first.trajectories)
-        run.rollout(2, state)
-        third = run.rollout(3, state)
-    assert by_member(third.trajectories).items() >= {
-        key: by_member(kept.trajectories.values())[key[0] + 2 * TASKS, key[1]] for key in some
-    }.items()
-    assert "iteration 3: 5 of 8 conversations are finished" in run.logged.getvalue()
+
+def test_finished_conversations_of_later_iterations_outlive_the_process(begin, tmp_path):
+    """Nothing is trained: the policy of every version is the same."""
+    with begin("outlived", *LAGGING) as (run, state):
+        first, second = (run.rollout(iteration, state) for iteration in (1, 2))
+        assert run.parts.source._book.wait(3, 60)
+    kept, folder = left_over(run, 3), tmp_path / "outlived" / "rollouts"
+    assert sorted(file.name for file in folder.iterdir()) == ["1.rollouts", "2.rollouts", "3.log"]
+    data = (folder / "3.log").read_bytes()
+    (folder / "3.log").write_bytes(data[: len(data) // 2])  # as where it was killed before its end
+    with begin("outlived", *LAGGING) as (run, state):
+        for iteration, same in ((1, first), (2, second)):
+            again = run.rollout(iteration, state)
+            assert by_member(again.trajectories) == by_member(same.trajectories)
+        third = by_member(run.rollout(3, state).trajectories)
+    (finished,) = re.findall(r"iteration 3: (\d) of 8 conversations", run.logged.getvalue())
+    same = [
+        key
+        for key, trajectory in kept.trajectories.items()
+        if third[key] == by_member([trajectory])[(trajectory.group, key[1])]
+    ]
+    assert 0 < int(finished) <= len(same)
+
+
+@pytest.mark.parametrize(
+    "stored, said",
+    [
+        (False, "8 finished conversations of iteration 3 were sampled by other parameters"),
+        (True, "the stored trajectories of iteration 3 were sampled by other parameters"),
+    ],
+)
+def test_what_other_parameters_have_sampled_is_discarded_and_said(begin, tmp_path, stored, said):
+    """As after a change of the learning rate: the policy of version 1 is another one."""
+    with begin("changed", *LAGGING) as (run, state):
+        run.rollout(1, state)
+        assert run.parts.source._book.wait(2, 60)  # by version 0 alone
+        run.rollout(2, moved(state))
+        assert run.parts.source._book.wait(3, 60)
+        third = run.rollout(3, moved(state, 0.02)) if stored else None
+    shutil.copytree(tmp_path / "changed", tmp_path / "same")
+    with begin("same", *LAGGING) as (run, state):
+        run.rollout(1, state)
+        run.rollout(2, moved(state))
+        again = run.rollout(3, moved(state, 0.02))
+        assert "other parameters" not in run.logged.getvalue()
+        assert third is None or by_member(again.trajectories) == by_member(third.trajectories)
+    with begin("changed", *LAGGING) as (run, state):
+        run.rollout(1, state)
+        assert "other parameters" not in run.logged.getvalue()  # not known before version 1 is
+        run.rollout(2, moved(state, 0.03))
+        assert said in run.logged.getvalue()
+        other = run.rollout(3, moved(state, 0.04))
+    assert by_member(other.trajectories) != by_member(again.trajectories)
+
+
+def test_with_less_lag_a_resumed_run_discards_what_is_too_old_then(begin):
+    with begin("lowered", *BESIDE, "rollout.max_lag=2") as (run, state):
+        first = run.rollout(1, state)
+        assert run.parts.source._book.wait(3, 60)
+    with begin("lowered", *BESIDE) as (run, state):
+        assert by_member(run.rollout(1, state).trajectories) == by_member(first.trajectories)
+        for iteration in (2, 3):
+            collected = run.rollout(iteration, moved(state, iteration / 100))
+            assert {t.policy_version for t in collected.trajectories} == {iteration - 1}
+            said = f"8 finished conversations of iteration {iteration} were sampled by a policy of"
+            assert said in run.logged.getvalue()
+    with begin("lowered") as (run, state):  # and without samplers beside training
+        assert by_member(run.rollout(1, state).trajectories) == by_member(first.trajectories)
+
+
+def test_tasks_are_drawn_as_their_iteration_is_admitted_and_kept_for_a_resumed_run(begin):
+    band = ("curriculum.by=band", "curriculum.low=0.4", "curriculum.high=0.6")
+    choices = (*LAGGING, *band, "curriculum.floor=0.001", "checkpoint.every=1", "seed=3")
+    with begin("drawn", *choices) as (run, state):
+        source = run.parts.source
+        run.rollout(1, state)
+        drawn = source._tasks.of(3)  # as it is admitted, with version 1
+        second = [t.task_id for t in run.rollout(2, state).trajectories]
+        assert source.metrics["curriculum/known_tasks"] > 0 < source.metrics["rollout/workers"]
+        run.checkpoints.save(state._replace(done=1))
+        run.checkpoints.wait()
+        success = source.success.state(2)
+        assert source._tasks.of(3) != drawn  # by now
+    assert [*left_over(run, 3).tasks] == drawn
+    with begin("drawn", *choices) as (run, state):
+        assert state.done == 1
+        assert [t.task_id for t in run.rollout(2, state).trajectories] == second
+        assert run.parts.source.success.state(2) == success
+        third = run.rollout(3, state).trajectories
+        assert [t.task_id for t in third[::MEMBERS]] == drawn
+
+
+def test_a_stop_ends_the_wait_and_keeps_what_is_finished(begin):
+    request, finished = StopRequest(), []
+    with begin("stopped", *LAGGING, request=request) as (run, state):
+        deliver = run.parts.source._book.deliver
+
+        def delivered(*given):
+            finished.append(deliver(*given).taken)
+            request.asked = sum(finished) >= 3
+
+        run.parts.source._book.deliver = delivered
+        with pytest.raises(Stopped):
+            run.rollout(1, state)
+    kept = {number: left_over(run, number) for number in (1, 2)}
+    assert sum(len(each.trajectories) for each in kept.values()) == sum(finished) >= 3
+    with begin("stopped", *LAGGING) as (run, state):
+        again = by_member(run.rollout(1, state).trajectories)
+    for (group, member), trajectory in kept[1].trajectories.items():
+        assert again[group, member] == by_member([trajectory])[trajectory.group, member]
+
+
+def test_an_environment_that_fails_is_data_and_an_error_of_the_sampler_ends_the_run(begin):
+    broken = ("env.name=run_environment:Broken", "env.retries=0")
+    for _ in range(2):  # the second one samples again
+        with begin("broken", *LAGGING, *broken) as (run, state):
+            with pytest.raises(NotLearning, match="8 environments failed"):
+                run.rollout(1, state)
+    taken = ("env.name=run_environment:Named", "rewards=[{'function': 'run_environment:judge'}]")
+    with begin("taken", *LAGGING, *taken) as (run, state):
+        with pytest.raises(NameTaken, match="pays a reward of that name itself"):
+            run.rollout(1, state)
+
+
+def test_adapters_alone_go_to_the_sampler(begin):
+    with begin("adapters", *BESIDE, "lora.rank=2") as (run, state):
+        for iteration in (1, 2):
+            collected = run.rollout(iteration, state)
+            state, metrics, _ = run.sweep(iteration, state, collected)
+            # The sampler had its copy of the base, and the adapters before this sweep.
+            assert metrics["logp/sampler_trainer_gap"] < 1e-4
+        moved = jax.tree.leaves(state.train.params)
+        assert len(moved) and all("lora" in str(path) for path in _paths(state.train.params))
+
+
+def _paths(params):
+    return [path for path, _ in jax.tree.leaves_with_path(params)]
+
+
+class StopInSweep(Callback):
+    def on_step(self, run, iteration, step, steps):
+        if iteration == 2 and step == 1:
+            run.stop("in the sweep")
+
+
+def test_a_sweep_that_was_stopped_ends_with_the_bits_of_one_that_was_not(configured, tmp_path):
+    """The same data: the run that was not stopped finds them stored."""
+    choices = (*LAGGING, "iterations=3")
+    result = train(configured(*choices), tmp_path / "stopped", [StopInSweep()])
+    assert result.stopped == "in the sweep"
+    undisturbed = tmp_path / "undisturbed"
+    shutil.copytree(tmp_path / "stopped", undisturbed)
+    shutil.rmtree(undisturbed / "checkpoints")
+    (undisturbed / "metrics.jsonl").unlink()
+    for workdir in (tmp_path / "stopped", undisturbed):
+        assert train(configured(*choices), workdir).stopped is None
+    assert checksums(tmp_path / "stopped")[:2] == checksums(undisturbed)[:2]
+    assert len(checksums(undisturbed)) == 3

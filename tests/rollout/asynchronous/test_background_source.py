@@ -77,7 +77,7 @@ def test_no_call_waits_for_the_connection(open_source):
     assert source.lease(2) == [] and source.newer_policy(None) is None and not source.closed
     source.deliver([FinishedMember(7, 0, None)], {"tokens": 3})
     source.deliver([FinishedMember(8, 0, None)], {"tokens": 4})
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 10.0  # the connection takes 30
     slow.there.set()
     assert until(lambda: source.newer_policy(None)) == PublishedPolicy(0, "zero")
     until(lambda: sum(len(numbers) for numbers, _ in slow.delivered) == 2)
@@ -147,7 +147,7 @@ def test_closing_does_not_wait_for_a_trainer_that_is_away(open_source):
     source, began = open_source(slow), time.monotonic()
     source.deliver([FinishedMember(1, 0, None)], {})
     source.close()
-    assert time.monotonic() - began < 6.0 and slow.closings == 1
+    assert time.monotonic() - began < 20.0 and slow.closings == 1
 
 
 def test_the_end_of_the_run_is_seen(open_source):
