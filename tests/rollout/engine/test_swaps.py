@@ -321,7 +321,7 @@ def test_an_action_under_way_keeps_its_sampling_grammar_and_listener():
 
     def listen(tokens):
         heard.append(len(tokens))
-        return 8 if len(tokens) >= 8 else None
+        return 8 if len(tokens) >= 9 else None
 
     def turn(key, sampling=None, **fields):
         return Turn(key, STARTS[1][: 20 + key], key, 7, key, 0, sampling=sampling, **fields)
@@ -356,7 +356,7 @@ def test_an_action_under_way_keeps_its_sampling_grammar_and_listener():
     for swaps in [(2,), (3, 7, 11)]:
         heard.clear()
         got = sample(swaps)
-        assert heard == sorted(heard) and heard[-1] == 8 and heard[0] < 4
+        assert heard == sorted(heard) and heard[-1] > 8 and heard[0] < 4
         for key, action in got.items():
             assert action.tokens == wanted[key].tokens, key
             assert set(action.version_L) <= {0, *swaps} and len(action.version_L) == len(
@@ -447,6 +447,11 @@ def test_the_policy_that_is_there_already_is_not_laid_out_again():
         engine.begin(params, seed=1, version=3)
         copy = jax.tree.leaves(engine._params)[0]
         engine.swap(params, 4)
+        assert jax.tree.leaves(engine._params)[0] is copy
+        other = copies(params)
+        engine.swap(other, 4)
+        copy = jax.tree.leaves(engine._params)[0]
+        engine.swap(other, 4)
         assert jax.tree.leaves(engine._params)[0] is copy
         engine.submit(Turn(0, STARTS[2], 0, 1, 0, 0))
         assert set(run(engine)[0].version_L) == {4}
