@@ -329,7 +329,7 @@ def test_a_run_that_is_stopped_in_a_round_samples_the_iteration_again(begin, mon
         monkeypatch.setattr(run.parts.engine, "begin", begins)
         with pytest.raises(Stopped):
             run.rollout(1, state)
-    assert versions == [0, 0]  # two rounds
+    assert versions == [0, 0]
     with begin("stopped") as (run, state):
         assert run.rollout(1, state).rounds == 3
 
