@@ -89,7 +89,7 @@ def importance_weights(
     Returns:
       float32 [X], weights in [0, clip], 0 of rejected tokens and 1 of padding; bool [X], which are
       learned from; float32 [U], the quotient of each unit, in [0, e^80], 1 of one without a token.
-      No gradient flows through them.
+      A quotient of NaN is not rejected. No gradient flows through them.
 
     Raises:
       ValueError: an unknown method or level.
@@ -109,7 +109,8 @@ def importance_weights(
     if method == "truncate":
         kept_X, weight_X = jnp.ones_like(real_X), jnp.minimum(quotient_X, clip)
     else:
-        kept_X = (quotient_X <= clip) & (quotient_X >= (0.0 if low is None else low))
+        # Not the opposite comparisons: they would reject NaN, whose step is to be skipped.
+        kept_X = ~((quotient_X > clip) | (quotient_X < (0.0 if low is None else low)))
         weight_X = jnp.where(kept_X, quotient_X if method == "mask" else 1.0, 0.0)
     weight_X, kept_X = jnp.where(real_X, weight_X, 1.0), kept_X | ~real_X
     return jax.lax.stop_gradient((weight_X, kept_X, quotient_U))
