@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +109,18 @@ def draw(results: Results, file: Path) -> None:
         base.mark_line(strokeWidth=1.5).encode(alt.Y("mean:Q", **y)),
         alt.Chart().mark_rule(strokeWidth=0.6).encode(y=alt.datum(1)),
     )
+    save_panels(layers, rows, "problem", file)
+
+
+def save_panels(
+    layers: Sequence[Any], rows: Sequence[Mapping[str, Any]], by: str, file: Path
+) -> None:
+    """Writes a plot of layers over each other, with a panel for each value of a column."""
+    import altair as alt
+
     panels = alt.layer(*layers, data=alt.InlineData(rows)).properties(width=360, height=240)
-    panels = panels.facet(alt.Facet("problem:N", sort=list(results), title=None), columns=3)
+    order = list(dict.fromkeys(row[by] for row in rows))
+    panels = panels.facet(alt.Facet(f"{by}:N", sort=order, title=None), columns=3)
     file.parent.mkdir(parents=True, exist_ok=True)
     with name_file(file):
         panels.save(file, scale_factor=2 if file.suffix == ".png" else 1)
