@@ -98,7 +98,7 @@ def _lags(value: str) -> tuple[int, ...]:
     try:
         return tuple(int(lag) for lag in value.split(","))
     except ValueError:
-        raise Wrong(f"got {value!r}; allowed: comma-separated whole numbers") from None
+        raise Wrong(value, "comma-separated whole numbers") from None
 
 
 @safe_output()

@@ -38,8 +38,9 @@ def test_the_command_runs_recipes_on_a_file_and_writes_what_it_found(problem, tm
     assert set(found) == {"problem", "optimum", "recipes"}
     assert found["optimum"] == 4 and list(found["recipes"]) == ["seeupo", "grpo"]
     for values in found["recipes"].values():
-        assert list(values) == ["final_over_optimum", "curve_mean", "solved", "drops"]
-        assert len(values["final_over_optimum"]) == 3 and len(values["curve_mean"]) == 4
+        of_seeds = ["final_over_optimum", "mean_over_optimum"]
+        assert list(values) == [*of_seeds, "curve_mean", "solved", "drops"]
+        assert all(len(values[name]) == 3 for name in of_seeds) and len(values["curve_mean"]) == 4
         assert values["curve_mean"][-1] / 4 == pytest.approx(np.mean(values["final_over_optimum"]))
     assert "seeupo" in done.stdout and "ran in" in done.stdout
     assert (tmp_path / "out.svg").stat().st_size > 1000

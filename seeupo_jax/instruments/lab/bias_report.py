@@ -58,7 +58,7 @@ def _table(title: str, result: BiasResult, figure: str) -> Table:
     made = Table(title=title_text, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
     made.add_column("lag in sweeps\n(KL in nats)", no_wrap=True)
     for lag, kl in zip(result.lags, result.kl, strict=True):
-        made.add_column(f"{lag}\n({max(kl, 0.0):.2g})", justify="right", no_wrap=True)
+        made.add_column(f"{lag}\n({kl if lag else 0:.2g})", justify="right", no_wrap=True)
     for name, found in result.by_correction.items():
         shown = ".1%" if figure == "lost" else ".3f"
         made.add_row(name, *(f"{x:{shown}}" for x in getattr(found, figure)))
@@ -69,21 +69,26 @@ def draw(results: BiasResults, file: Path) -> None:
     """Bias against lag: a panel per problem and recipe, a line per correction."""
     import altair as alt  # here: measuring does without it
 
-    rows = [
-        {"panel": f"{problem}: {recipe}", "correction": name, "lag": lag, "bias": float(bias)}
-        for problem, recipes in results.items()
-        for recipe, result in recipes.items()
-        for name, found in result.by_correction.items()
-        for lag, bias in zip(result.lags, found.bias, strict=True)
-    ]
-    legend = alt.Legend(orient="bottom", title=None, columns=4, labelLimit=400, symbolOpacity=1)
+    rows = []
+    for problem, recipes in results.items():
+        for recipe, result in recipes.items():
+            for name, found in result.by_correction.items():
+                method, _, per = name.partition(" per ")
+                rows += [
+                    {"panel": f"{problem}: {recipe}", "method": method, "per": per or "no weights"}
+                    | {"lag": lag, "bias": float(bias)}
+                    for lag, bias in zip(result.lags, found.bias, strict=True)
+                ]
+    legend = alt.Legend(orient="bottom", title=None, columns=5, labelLimit=400)
+    dashes = alt.Scale(range=[[1, 0], [2, 2], [5, 3], [10, 3]])
     lines = (
         alt.Chart()
-        .mark_line(strokeWidth=1.5, point=True)
+        .mark_line(strokeWidth=1.5)
         .encode(
             alt.X("lag:Q", title="lag in sweeps", axis=alt.Axis(grid=False)),
             alt.Y("bias:Q", title="bias of the gradient"),
-            alt.Color("correction:N", legend=legend, sort=None),
+            alt.Color("method:N", legend=legend, sort=None),
+            alt.StrokeDash("per:N", legend=legend, sort=None, scale=dashes),
         )
     )
     save_panels([lines], rows, "panel", file)

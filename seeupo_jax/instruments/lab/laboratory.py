@@ -246,6 +246,11 @@ class Result:
         return self.value_SI[:, -1] / self.optimum
 
     @property
+    def mean_over_optimum(self) -> np.ndarray:
+        """The mean of the value at the start and after each iteration, over the optimum; [S]."""
+        return self.value_SI.mean(axis=1) / self.optimum
+
+    @property
     def solved(self) -> float:
         """Share of the seeds that end at 95% of the optimum or above."""
         return float(np.mean(self.final_over_optimum >= SOLVED))

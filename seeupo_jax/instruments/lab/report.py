@@ -24,7 +24,8 @@ Results = Mapping[str, Mapping[str, Result]]  # problem -> recipe -> result
 def json_values(results: Results) -> dict[str, Any] | list[dict[str, Any]]:
     """The object of the one problem, or a list of one object per problem.
 
-    Of each recipe: `final_over_optimum`, the last value over the optimum, of each seed;
+    Of each recipe: `final_over_optimum`, the last value over the optimum, of each seed, and
+    `mean_over_optimum`, the mean of the first value and of those after each iteration;
     `curve_mean`, the mean over the seeds of the exact value after each iteration, in units of
     reward; `solved`, the share of seeds that end at 95% of the optimum; `drops`, the share of
     iterations, over all seeds, in which the value fell by more than 1e-6.
@@ -41,6 +42,7 @@ def _problem_values(name: str, recipes: Mapping[str, Result]) -> dict[str, Any]:
         "recipes": {
             recipe: {
                 "final_over_optimum": result.final_over_optimum.tolist(),
+                "mean_over_optimum": result.mean_over_optimum.tolist(),
                 "curve_mean": result.value_SI[:, 1:].mean(axis=0).tolist(),
                 "solved": result.solved,
                 "drops": result.drops,

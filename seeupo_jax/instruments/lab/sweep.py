@@ -1,13 +1,13 @@
 """An iteration's updates in the laboratory: turn after turn, as in `learner/sweep.py`.
 
-Every turn is an action of one token, or of equally many; every trajectory has all turns, all groups
-are of the one task, and there is no KL term. What follows from that:
-`normalize_by` has no effect without `mask_above`. Dynamic sampling is left out: with `dapo` too,
-groups of equal rewards stay in the batch, where they have advantages of 0 and count in the mean.
-Recipes that update all turns together make `inner_epochs` steps an iteration; those that update
-turn by turn make K times as many, each of which touches one turn. With one table per turn only the
-weights connect turns: `seeupo_unweighted` and `parallel` are equal there. Of several turns a step,
-spans are counted from turn K also where `mask_above` leaves no trajectory that turn.
+Every turn is an action of one token, or of equally many; every trajectory has all turns, all
+groups are of the one task, and there is no KL term. What follows from that: `normalize_by` has no
+effect unless `mask_above` or `importance` leaves out tokens. Dynamic sampling is left out: with
+`dapo` too, groups of equal rewards stay in the batch, where they have advantages of 0 and count in
+the mean. Recipes that update all turns together make `inner_epochs` steps an iteration; those that
+update turn by turn make K times as many, each of which touches one turn. With one table per turn
+only the weights connect turns: `seeupo_unweighted` and `parallel` are equal there. Of several turns
+a step, spans are counted from turn K also where `mask_above` leaves no trajectory that turn.
 """
 
 from __future__ import annotations
