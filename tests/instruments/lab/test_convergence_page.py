@@ -43,7 +43,7 @@ def test_a_command_names_problems_recipes_and_settings_that_there_are(line):
 
 def test_the_page_shows_what_its_commands_draw():
     images = re.findall(r"!\[.*?\]\((.*?)\)", PAGE)
-    assert len(images) == 3
+    assert len(images) == 4
     for image in images:
         assert f"--plot=docs/{image}" in PAGE
         assert (ROOT / "docs" / image).stat().st_size < 150_000
