@@ -29,7 +29,7 @@ import time
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 from rich.progress import track
@@ -124,20 +124,18 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         if given.plot is not None and given.plot.suffix not in lab_report.PLOT_SUFFIXES:
             allowed = " or ".join(lab_report.PLOT_SUFFIXES)
             raise ValueError(f"--plot: got {given.plot.name!r}; allowed: a file ending {allowed}.")
-    console = Console()
+    console, report = Console(), cast(Any, lab_report if given.bias is None else bias_report)
     if given.bias is None:
         results, compile_s, run_s = _run(problems, recipes, settings)
-        console.print(lab_report.tables(results))
-        console.print(f"compiled in {compile_s:.1f} s, ran in {run_s:.1f} s")
-        report = lab_report
+        took = f"compiled in {compile_s:.1f} s, ran in {run_s:.1f} s"
     else:
         measure = functools.partial(
             measure_bias, settings=settings, lags=given.bias, weights=weights
         )
         results, run_s = _each(measure, problems, recipes)
-        console.print(bias_report.tables(results))
-        console.print(f"compiled and ran in {run_s:.1f} s")
-        report = bias_report
+        took = f"compiled and ran in {run_s:.1f} s"
+    console.print(report.tables(results))
+    console.print(took)
     write_json(given.json, report.json_values(results))
     if given.plot is not None:
         report.draw(results, given.plot)

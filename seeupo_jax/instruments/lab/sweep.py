@@ -112,11 +112,9 @@ def sweep_inputs(
         kept_NK = jnp.exp(logp_NK) <= algorithm.mask_above
     importance_NK = accepted_NK = None
     if algorithm.importance is not None:
-        fresh = batch.sampler_logp_NK is None
-        sampler_logp_NK = logp_NK if fresh else batch.sampler_logp_NK
-        importance_NK, accepted_NK = _weigh_tokens(
-            algorithm, logp_NK, sampler_logp_NK, kept_NK, turn_tokens
-        )
+        sampler_NK = batch.sampler_logp_NK
+        logps = logp_NK, logp_NK if sampler_NK is None else sampler_NK
+        importance_NK, accepted_NK = _weigh_tokens(algorithm, *logps, kept_NK, turn_tokens)
     old = old_logp(policy, algorithm, params, batch), values_of(params, batch.context_NK)
     return TurnInputs(*actions, kept_NK, *credit, *old, importance_NK, accepted_NK)
 
