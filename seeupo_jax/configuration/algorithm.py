@@ -10,7 +10,7 @@ from seeupo_jax.algorithms.covariance import ClipCovariance, KlCovariance, NoCov
 from seeupo_jax.algorithms.critics import HeadCritic, ModelCritic, NoCritic
 from seeupo_jax.algorithms.estimator_options import Options
 from seeupo_jax.algorithms.forks import CandidateForks, EntropyForks, NoForks, TreeForks
-from seeupo_jax.algorithms.importance import Importance
+from seeupo_jax.algorithms.importance_options import Importance
 from seeupo_jax.algorithms.kl_control import KlControl, ReferenceUpdates
 from seeupo_jax.algorithms.overlong import Overlong
 from seeupo_jax.configuration.entry_points import (

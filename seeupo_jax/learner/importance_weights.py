@@ -9,7 +9,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from seeupo_jax.algorithms.importance import Importance, importance_weights
+from seeupo_jax.algorithms.importance import importance_weights
+from seeupo_jax.algorithms.importance_options import Importance
 from seeupo_jax.learner.batching import SegmentBatch
 from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.sweep_plan import action_numbers

@@ -29,7 +29,7 @@ from seeupo_jax.learner.program_warming import compile_programs
 from seeupo_jax.learner.state_layout import final_params
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.metrics.checksum import checksum
-from seeupo_jax.metrics.policy_lag import policy_lag
+from seeupo_jax.metrics.policy_lag import policy_lag, remember_steps
 from seeupo_jax.metrics.run_manifest import UNKNOWN_LAUNCH, Launch, note_end
 from seeupo_jax.metrics.statistics import evaluation_prefix
 from seeupo_jax.parallel.distributed import max_over_processes
@@ -68,7 +68,8 @@ def begin_run(
     with contextlib.ExitStack() as opened:  # what does not begin is closed
         opened.enter_context(run)
         restored = run.checkpoints.restore(train)
-        resumed, state = restored is not None, RunState(0, train) if restored is None else restored
+        resumed = restored is not None
+        state = RunState(0, train, steps_V=(int(train.step),)) if restored is None else restored
         del train, restored  # `restore_sweep` may load another state: keep one copy meanwhile
         state = run.checkpoints.restore_sweep(state)
         resumed = resumed or state.stopped_sweep is not None
@@ -204,7 +205,8 @@ class Run:
             metrics["sweep/tokens_per_second"] = done / parts.log.spent["time/sweep_s"]
         evaluated = not is_evaluated(parts.config, iteration)
         stats = stats[: len(collected.trajectories)]
-        after = RunState(iteration, train, evaluated=evaluated, saved=False)
+        steps_V = remember_steps(state.steps_V, int(train.step))
+        after = RunState(iteration, train, evaluated=evaluated, saved=False, steps_V=steps_V)
         after = after._replace(statistics=statistics, baselines=baselines, progress=state.progress)
         return after, metrics, stats
 
@@ -222,7 +224,7 @@ class Run:
         """
         parts, iteration = self.parts, state.done
         more: dict[str, Any] = dict(sweep_metrics) | parts.source.metrics
-        more |= policy_lag(collected.trajectories, iteration - 1)
+        more |= policy_lag(collected.trajectories, iteration - 1, state.steps_V[:-1])
         if parts.config.log_checksum:
             more["state/checksum"] = checksum(state.train)
         tasks = {t.task_id for t in collected.sampled}

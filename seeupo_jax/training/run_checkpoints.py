@@ -59,6 +59,7 @@ class RunState(NamedTuple):
     stopped_sweep: of iteration `done + 1`, where the run was stopped in it.
     statistics: of the rewards of turns up to `done`, where the estimator reads them.
     baselines: of roles after `done`, where the estimator reads them.
+    steps_V: optimizer steps behind the newest versions of the policy, the last that of `done`.
     progress: of the evaluations up to `done`. ended: whether the run was over after `done`, before
       its last iteration, and all that belongs to an end was evaluated.
     """
@@ -74,6 +75,7 @@ class RunState(NamedTuple):
     progress: Progress = Progress()
     ended: bool = False
     baselines: Baselines | None = None
+    steps_V: tuple[int, ...] = ()
 
 
 class RunCheckpoints:
@@ -126,6 +128,7 @@ class RunCheckpoints:
             left=left,
             statistics=_statistics(notes),
             baselines=notes.get("baselines"),
+            steps_V=tuple(notes.get("policy_steps", ())),
             progress=read_progress(notes) if notice is None else Progress(),
             ended=notes.get("ended", False),
         )
@@ -172,6 +175,7 @@ class RunCheckpoints:
             stopped_sweep=stopped_sweep,
             statistics=_statistics(notes),
             baselines=notes.get("baselines"),
+            steps_V=tuple(notes.get("policy_steps", ())),
             progress=read_progress(notes),
         )
 
@@ -268,6 +272,7 @@ class RunCheckpoints:
                 "selected_on": parts.selects_on,
                 "evaluations": list(state.progress),
                 "ended": state.ended,
+                "policy_steps": list(state.steps_V),
                 **({} if state.statistics is None else {"statistics": dict(state.statistics)}),
                 **({} if state.baselines is None else {"baselines": dict(state.baselines)}),
             }

@@ -112,6 +112,16 @@ def test_a_quotient_too_large_for_float32_is_truncated_or_rejected():
     assert not weight_X.any() and not kept_X.any()
 
 
+@pytest.mark.parametrize("method", ["truncate", "mask", "reject"])
+def test_a_log_probability_of_nan_is_not_rejected_but_skips_the_step(method):
+    arrays = np.array([np.nan, 0.0]), np.zeros(2), np.arange(2)
+    options = {"units": 2, "level": "sequence", **BOUNDS}
+    weight_X, kept_X, quotient_U = importance_weights(*arrays, method=method, **options)
+    assert kept_X.all() and np.isnan(quotient_U[0])
+    # `reject` has no other weight: the token's own log-probability is NaN in the loss.
+    np.testing.assert_array_equal(weight_X, [1.0 if method == "reject" else np.nan, 1.0])
+
+
 def test_a_sampler_of_the_top_k_weighs_its_actions_by_the_mass_that_it_kept():
     p = np.array([0.5, 0.3, 0.2])
     weight_X, _, _ = importance_weights(

@@ -305,6 +305,28 @@ def test_statistics_of_rewards_are_in_the_checkpoint_to_the_last_bit(begin):
         assert state.done == 1 and state.statistics == kept
 
 
+def test_the_steps_behind_each_version_are_in_the_checkpoint_and_give_the_lag(begin):
+    with begin("steps", "rollout_ahead=1", "algorithm.dynamic_sampling=0") as (run, state):
+        assert state.steps_V == (0,)
+        run.checkpoints.save(state._replace(done=2, steps_V=(0, 3, 7)))
+        run.checkpoints.wait()
+    with begin("steps", "rollout_ahead=1", "algorithm.dynamic_sampling=0") as (run, state):
+        assert state.steps_V == (0, 3, 7)
+        collected = run.rollout(3, state)
+        stale = []
+        for t in collected.trajectories:
+            segments = tuple(dataclasses.replace(each, version_L=None) for each in t.segments)
+            stale.append(dataclasses.replace(t, policy_version=1, segments=segments))
+        collected = dataclasses.replace(collected, trajectories=tuple(stale))
+        after, metrics, stats = run.sweep(3, state, collected)
+        steps = metrics["sweep/steps"] - metrics["sweep/updates_skipped"]
+        assert after.steps_V == (0, 3, 7, steps)  # the optimizer of this state begins at 0
+        run.record(after, collected, metrics, stats)
+        (line,) = cases.iterations(run.parts.workdir)
+    assert line["rollout/policy_lag"] == line["rollout/policy_lag_mean"] == 1
+    assert line["rollout/policy_lag_steps"] == line["rollout/policy_lag_steps_mean"] == 4
+
+
 def test_baselines_of_roles_are_in_the_checkpoint_to_the_last_bit(begin):
     kept = {"": 0.1 + 0.2, "a": -1e-17}
     rae = ("algorithm.advantage=rae", "roles=[{'name': 'a'}]", "algorithm.dynamic_sampling=0")

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seeupo_jax.algorithms.importance import Importance
+from seeupo_jax.algorithms.importance_options import Importance
 from seeupo_jax.parallel.mesh import axis_parts, per_shard
 from seeupo_jax.policy.network import VOCAB
 
