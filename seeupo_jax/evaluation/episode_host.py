@@ -340,12 +340,13 @@ def make_endpoint(
     serves: bool = False,
     origins: Sequence[str] = (),
     metrics: Callable[[], bytes] | None = None,
+    controls: Sequence[Control] = (),
 ) -> Endpoint:
     """An endpoint that does not listen yet.
 
     Args:
       model: the served name. form: of its answers. serves: as of `SamplingRules`.
-      origins, metrics: as of `Endpoint`.
+      origins, metrics, controls: as of `Endpoint`.
 
     Raises:
       ValueError: the extra `agents` is not installed.
@@ -361,6 +362,7 @@ def make_endpoint(
         limits=Limits(request_bytes=agent.request_kib * 2**10),
         origins=origins,
         metrics=metrics,
+        controls=controls,
     )
 
 
