@@ -50,6 +50,7 @@ from seeupo_jax.evaluation.evaluation import is_due, is_evaluated
 from seeupo_jax.metrics.history import History, read_history
 from seeupo_jax.metrics.run_manifest import UNKNOWN_LAUNCH, Launch
 from seeupo_jax.parallel.cluster import exit_on_error
+from seeupo_jax.parallel.mesh import training_mesh
 from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
 from seeupo_jax.planning.explain.explain_training import explain_training
 from seeupo_jax.planning.explain.explanation import EXPLAIN, print_explanation
@@ -158,7 +159,8 @@ def _train(
         ProgressDisplay(config.iterations, display, shown=jax.process_index() == 0) as progress,
     ):
         with preparing():
-            config, plan = choose_remat(config)
+            mesh = training_mesh(config)
+            config, plan = choose_remat(config, mesh)
             if plan is not None:
                 progress.log(str(plan))
             try:
@@ -166,7 +168,7 @@ def _train(
             except Stopped as stopped:
                 progress.log(f"stopped {stopped}; rerun the command to start it again")
                 return request.why
-            policy, params = build.load_policy(config, start)
+            policy, params = build.load_policy(config, start, mesh)
             run, state = begin_run(
                 config, workdir, progress, request, policy, params, launch, callbacks
             )

@@ -101,6 +101,18 @@ class Rollout:
     """The sampler's layout of the same devices; none: the trainer's, within each TPU slice."""
     quantize: str = choice("none", "int8")
     """int8: the sampler's copy of the layers' matrices has 8 bits, a scale for each output."""
+    max_lag: int = within(0, 64, 0)
+    """Sweeps by which an iteration's sampling may begin before the policy that it trains is there;
+    0: the data are on-policy."""
+    devices: int = at_least(0, 0)
+    """So many of this process's devices, the last ones, sample while the others train; 0: all do
+    both in turn."""
+    port: int | None = within(0, 65_535, None)
+    """Where process 0 listens for the processes with --role=rollout that sample, while this one
+    trains; 0: a free port; none: there are none."""
+    on_swap: str = choice("keep", "prefill")
+    """Conversations under way when a sampler takes a newer policy: keep, their keys and values
+    stay; prefill, their contexts are prefilled again."""
 
     @property
     def trajectories(self) -> int:
@@ -111,6 +123,11 @@ class Rollout:
     def open_at_once(self) -> int:
         """Episodes that are open at a time, at most."""
         return self.trajectories if self.concurrency is None else self.concurrency
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether others than the devices that train sample."""
+        return self.devices > 0 or self.port is not None
 
     @property
     def truncated(self) -> bool:
@@ -244,8 +261,6 @@ class Config:
     """Log state/checksum, an exact fingerprint of parameters and optimizer state."""
     stop_after_idle: int | None = at_least(1, 10)
     """Iterations in a row in which no reward moves a parameter, which end a run; none: none do."""
-    rollout_ahead: int = within(0, 1, 0)
-    """1: sample the next iteration while one is swept."""
     rewards: tuple[Reward, ...] = ()
     """Functions that pay besides the environment, and what each named reward weighs."""
     roles: tuple[Role, ...] = ()

@@ -125,9 +125,8 @@ def _check_on_policy(rows: SegmentBatch, version: int) -> None:
     others = {*np.concatenate(rows.version).tolist()} - {UNKNOWN_VERSION, version}
     if others:
         raise ValueError(
-            f"config.rollout_ahead: got 0 for trajectories of policy {min(others)}, with which"
-            f" policy {version} is updated; allowed: 1 until an iteration that was sampled ahead is"
-            " over."
+            f"config.rollout.max_lag: got 0 for trajectories of policy {min(others)}, with which"
+            f" policy {version} is updated; allowed: trajectories of that policy."
         )
 
 

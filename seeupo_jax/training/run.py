@@ -20,7 +20,6 @@ from seeupo_jax.evaluation.evaluation import (
     Labels,
     evaluate_split,
     evaluated_splits,
-    is_due,
     is_evaluated,
     scored_split,
 )
@@ -140,7 +139,6 @@ class Run:
             collected = source.of(
                 iteration,
                 state.train.params,
-                saves=is_due(config, iteration, config.checkpoint.every),
                 evaluates=is_evaluated(config, iteration),
                 stopped=None if stopped is None else stopped.stored,
             )

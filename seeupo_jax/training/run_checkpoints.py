@@ -197,7 +197,6 @@ class RunCheckpoints:
             )
         elif not state.saved:
             self.save(state)
-        self._parts.source.save_ahead()
         self.wait()
         self._parts.progress.log(f"stopped {where}; rerun the command to resume")
 

@@ -23,7 +23,7 @@ def check_choices(
     """Checks that the options go together, and that all that differ from the defaults are read.
 
     Args:
-      ahead: whether the policy before samples (config.rollout_ahead).
+      ahead: whether earlier policies may sample (config.rollout.max_lag).
       teacher: whether the reference policy is a teacher.
       recipe: fields that its recipe sets; those may be read by nothing once another option is
         changed.
@@ -174,47 +174,6 @@ def _check_dynamic_sampling(algorithm: Algorithm) -> None:
             f" {' and '.join(given)}; allowed: 0{other}, since groups of equal rewards are"
             " learned from: advantages are not of a group's rewards alone."
         )
-
-
-def check_ahead(algorithm: Algorithm, drawn: Mapping[str, Any]) -> None:
-    """Checks that trajectories which the previous policy sampled can be corrected for.
-
-    Importance weights do it for every algorithm. Without them ratios do, in which the sampler's
-    log-probability is the old policy's. It must be of the whole softmax, as the trainer's is: else
-    a ratio is not 1 where no parameter has changed.
-
-    Args:
-      drawn: top_k, top_p and grammar of config.rollout.
-
-    Raises:
-      ValueError: one sentence with the field, what was got and what is allowed.
-    """
-    if algorithm.importance is not None:
-        return
-    needed = {
-        "algorithm.old_policy": (algorithm.old_policy, algorithm.old_policy == "iteration"),
-        "algorithm.objective": (
-            algorithm.objective,
-            algorithm.objective_entry.has_ratio,
-        ),
-        **{
-            f"rollout.{name}": (value, value is None or (name, value) == ("top_p", 1))
-            for name, value in drawn.items()
-        },
-    }
-    for name, (value, fits) in needed.items():
-        if not fits:
-            ratios = entries_with("objective", lambda objective: objective.has_ratio)
-            allowed = {
-                "algorithm.old_policy": "iteration",
-                "algorithm.objective": " or ".join(each.partition("=")[2] for each in ratios),
-            }
-            raise ValueError(
-                f"config.rollout_ahead: got 1 with {name}={value!r}; allowed: 0 unless it is"
-                f" {allowed.get(name, 'none')} or algorithm.importance is set, since what is"
-                " sampled ahead is corrected by importance weights or by ratios of whole softmaxes"
-                " to the policy that sampled."
-            )
 
 
 def check_weights(algorithm: Algorithm, rewards: Sequence[Reward]) -> None:

@@ -19,7 +19,7 @@ from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.abstract_run import ROLES, AbstractRun, Planned, abstract_run
 from seeupo_jax.planning.dealt_conversations import dealt_lines
 from seeupo_jax.planning.explain.explanation import Section, grouped, listed
-from seeupo_jax.planning.remat import PLATFORM, SHARE, RematPlan, choose_remat, plan_remat
+from seeupo_jax.planning.remat import SHARE, RematPlan, choose_remat, plan_remat
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.files.messages import dropped_messages_notice
 from seeupo_jax.policy.files.weights import PACKAGE, resolve_path
@@ -51,7 +51,7 @@ def plan_run(
         config = dataclasses.replace(config, rollout=rollout)
     if planned is not None:
         memory = planned.memory_bytes
-        plan = plan_remat(config, mesh, memory, share=SHARE, sampler=PLATFORM)
+        plan = plan_remat(config, mesh, memory, share=SHARE)
         if config.model.remat == "auto":
             model = dataclasses.replace(config.model, remat=plan.selected)
             config = dataclasses.replace(config, model=model)
@@ -185,7 +185,6 @@ def memory_lines(run: AbstractRun, remat: RematPlan, *, by_plan: bool) -> list[s
     sizes[f"activations of a microbatch, remat {name}"] = remat.activations[name]
     sizes["experts that a step's routers are given"] = remat.replayed
     sizes["likeliest tokens of teachers that a step reads"] = remat.taught
-    sizes["cache and policy that sample the next iteration"] = remat.sampling
     lines = ["of one device, by estimate:"]
     lines += [f"{format_bytes(size):>12}  {label}" for label, size in sizes.items() if size > 0]
     step = f"{format_bytes(remat.needed(name)):>12}  a step of the sweep"

@@ -73,16 +73,12 @@ class Setup(AbstractRun):
         """The parts that a device holds while a program of a kind, as `sweep/turn`, runs.
 
         The sampler's copy of the policy is made before the KV cache, and both are freed before the
-        sweep. With `rollout_ahead` both stay, and the sampler also keeps a copy of the trained
-        parameters.
+        sweep.
         """
-        parts = dict(self.parts)
-        if self.config.rollout_ahead:
-            return parts | {"policy that samples": parts["parameters"]}
         absent = {CACHE} if kind == "rollout/reshard" else set()
         if kind.startswith("sweep"):
             absent = {CACHE, SAMPLER}
-        return {name: size for name, size in parts.items() if name not in absent}
+        return {name: size for name, size in self.parts.items() if name not in absent}
 
 
 class UsefulWork(NamedTuple):
