@@ -218,7 +218,7 @@ class AgentPlayer:
             split=split,
             data=copy.deepcopy(self._host.data(request.task_id, split)),  # agents may change it
             seed=options.seed,
-            episode_seed=request.episode_seed(seed=options.seed, iteration=options.iteration),
+            episode_seed=request.episode_seed(options.seed),
             max_turns=self._rollout.max_turns,
         )
 
@@ -396,6 +396,7 @@ class AgentPlayer:
                 ),
                 role=call.role,
                 shard=request.shard,
+                iteration=request.iteration,
             )
         )
 

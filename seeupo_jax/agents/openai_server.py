@@ -27,6 +27,7 @@ from seeupo_jax.agents.server_dialects import DIALECTS, Reply, ServerDialect, co
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import Sampling
+from seeupo_jax.types import UNKNOWN_VERSION
 
 TRIAL_TOKENS = 16  # limit of the request that tests a server
 STEP_S = 0.02  # seconds that a step waits for an action; environments may answer meanwhile
@@ -104,20 +105,29 @@ class OpenAIServer:
         self._threads = ThreadPoolExecutor(concurrency)
         self._pending: dict[Future[_Answer], Turn] = {}
         self._counts: Counter[str] = Counter()
-        self.begin(None, seed=0, iteration=0)
+        self.begin(None, seed=0)
 
     def begin(
-        self, params: Any, *, seed: int, iteration: int, temperature: float | None = None
+        self,
+        params: Any,
+        *,
+        seed: int,
+        temperature: float | None = None,
+        version: int = UNKNOWN_VERSION,
     ) -> None:
         """Starts a collection; parameters are ignored, since the server has its own."""
         for future in self._pending:
             future.cancel()
         self._pending = {}
         self._counts.clear()
-        self._numbers = (seed, iteration)
+        self._seed, self._version = seed, version
         self._current_sampling = self._sampling
         if temperature is not None:
             self._current_sampling = self._sampling._replace(temperature=temperature)
+
+    def swap(self, params: Any, version: int) -> None:
+        """Counts the requests from now on as that version's; parameters are ignored."""
+        self._version = version
 
     @property
     def shard_owners(self) -> Sequence[int]:
@@ -135,7 +145,8 @@ class OpenAIServer:
 
     def submit(self, turn: Turn) -> None:
         """Requests an action; a grammar of the turn's tools is not applied."""
-        future = self._threads.submit(self._sample, turn, self._numbers, self._current_sampling)
+        numbers = self._seed, self._version
+        future = self._threads.submit(self._sample, turn, *numbers, self._current_sampling)
         self._pending[future] = turn
 
     def step(self, unfinished: bool, stop: bool = False) -> list[Action] | None:
@@ -232,9 +243,9 @@ class OpenAIServer:
             ) from None
         return reply.tokens, reply.logp
 
-    def _sample(self, turn: Turn, numbers: tuple[int, int], sampling: Sampling) -> _Answer:
+    def _sample(self, turn: Turn, seed: int, version: int, sampling: Sampling) -> _Answer:
         """Samples a turn's action."""
-        seed = request_seed(*numbers, turn.task, turn.member, turn.turn)
+        seed = request_seed(seed, turn.iteration, turn.task, turn.member, turn.turn)
         if turn.limit is not None:
             sampling = sampling._replace(max_tokens=min(turn.limit, sampling.max_tokens))
         try:
@@ -245,7 +256,9 @@ class OpenAIServer:
             if self._max_context is None and _TOO_LONG.search(error.reply):
                 return _Answer(Action(turn.key, [], [], too_long=True), 0, {})
             raise
-        return _Answer(Action(turn.key, reply.tokens, reply.logp), retries, reply.usage)
+        version_L = [version] * len(reply.tokens)
+        action = Action(turn.key, reply.tokens, reply.logp, version_L=version_L)
+        return _Answer(action, retries, reply.usage)
 
     def _act(self, context: Sequence[int], sampling: Sampling, seed: int) -> tuple[Reply, int]:
         """Requests an action; returns it and the number of retries."""
@@ -261,4 +274,6 @@ def _cut_at_stop(turn: Turn, action: Action) -> Action:
     if turn.listen is None or action.failure or action.too_long:
         return action
     count = turn.listen(action.tokens)
-    return Action(action.key, action.tokens[:count], action.logp[:count])
+    kept = (each[:count] for each in (action.tokens, action.logp, action.version_L))
+    tokens, logp, version_L = kept
+    return Action(action.key, tokens, logp, version_L=version_L)

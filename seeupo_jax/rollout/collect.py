@@ -15,7 +15,7 @@ from seeupo_jax.rollout.episode import EpisodeRequest
 from seeupo_jax.rollout.episode_queue import deal_requests, queue_of
 from seeupo_jax.rollout.player import CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.trajectories.forks import new_turns
-from seeupo_jax.types import Segment, Trajectory
+from seeupo_jax.types import UNKNOWN_VERSION, Segment, Trajectory
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,10 @@ class Collected:
         return self.trajectories + self.left_out
 
 
-def group_requests(task_ids: Sequence[str], group_size: int) -> list[EpisodeRequest]:
-    """`group_size` requests a task; the group is the task's index.
+def group_requests(
+    task_ids: Sequence[str], group_size: int, iteration: int
+) -> list[EpisodeRequest]:
+    """`group_size` requests a task for an iteration; the group is the task's index.
 
     Members of a task that comes again count on, so that its groups have random numbers of their
     own: they begin in the same state and are sampled independently.
@@ -60,7 +62,10 @@ def group_requests(task_ids: Sequence[str], group_size: int) -> list[EpisodeRequ
     for group, task_id in enumerate(task_ids):
         first = group_size * occurrences[task_id]
         occurrences[task_id] += 1
-        requests += [EpisodeRequest(task_id, group, first + member) for member in range(group_size)]
+        requests += [
+            EpisodeRequest(task_id, group, first + member, iteration=iteration)
+            for member in range(group_size)
+        ]
     return requests
 
 
@@ -107,8 +112,8 @@ def collect(
     engine.begin(
         params,
         seed=options.seed,
-        iteration=options.iteration,
         temperature=options.temperature,
+        version=UNKNOWN_VERSION if options.policy_version is None else options.policy_version,
     )
     collection = Collection(worker, requests, options, on_finished)
     if prefetched is not None:

@@ -53,8 +53,7 @@ class Collection:
 
     def adopt(self, prefetched: Prefetched) -> None:
         """Opens the first episodes, which were prefetched."""
-        options, numbers = prefetched.options, (self._options.seed, self._options.iteration)
-        assert (options.seed, options.iteration) == numbers
+        assert prefetched.options.seed == self._options.seed
         keys = [*itertools.islice(iter(self._queue.next, None), len(prefetched.requests))]
         assert prefetched.requests == tuple(self._requests[key] for key in keys)
         self._player.adopt(keys, prefetched)
@@ -198,7 +197,6 @@ def _candidates(worker: RolloutWorker, options: CollectionOptions) -> CandidateE
         worker.judge,
         options.forks,
         seed=options.seed,
-        iteration=options.iteration,
         max_reward=worker.env.max_reward,
         wait=worker.rollout.deterministic,
     )

@@ -28,6 +28,8 @@ class EpisodeRequest:
     member: its number among the task's trajectories, which the task's groups divide.
     fork: the episode that it continues; None: it begins with its task.
     shard: of the sampler's rows, which its conversation is dealt to; see `deal`.
+    iteration: that it is sampled for, or any other number that keeps the random numbers of two
+      collections apart, which derive from it, the seed, the task and the member; below 2**32.
     """
 
     task_id: str
@@ -35,20 +37,21 @@ class EpisodeRequest:
     member: int
     fork: Fork | None = None
     shard: int = 0
+    iteration: int = 0
 
-    def episode_seed(self, *, seed: int, iteration: int) -> int:
+    def episode_seed(self, seed: int) -> int:
         """Seed of its environment's random transitions, below 2**31 so that any generator takes it.
 
         It derives from the numbers that seed its tokens (`Streams`), or for a branch those of its
         tree's root.
         """
         member = self.member if self.fork is None else self.fork.origin
-        numbers = [seed, iteration, task_number(self.task_id), member]
+        numbers = [seed, self.iteration, task_number(self.task_id), member]
         return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
 
-    def chance(self, turns: int, *, seed: int, iteration: int) -> float:
+    def chance(self, turns: int, *, seed: int) -> float:
         """Uniform in [0, 1): decides whether it branches after a number of turns."""
-        numbers = seed, iteration, task_number(self.task_id), self.member
+        numbers = seed, self.iteration, task_number(self.task_id), self.member
         return branch_chance(*numbers, turns)
 
 

@@ -123,8 +123,8 @@ class TrajectorySource:
         # Evaluations play in the same environments; where these trajectories were stored, the next
         # ones probably are too.
         if rollout.reset_ahead_s and not (evaluates or stored):
-            requests = self._requests(self._tasks.of(iteration + 1))
-            options = CollectionOptions(self._config.seed, collection_number(iteration + 1, 0))
+            tasks, number = self._tasks.of(iteration + 1), collection_number(iteration + 1, 0)
+            requests, options = self._requests(tasks, number), CollectionOptions(self._config.seed)
             self._prefetched = prefetch(self._worker, requests, options, rollout.reset_ahead_s)
         return collected
 
@@ -159,9 +159,10 @@ class TrajectorySource:
         self._store.save(iteration, collected, self._made_by, swept)
         return collected, False
 
-    def _requests(self, tasks: Sequence[str]) -> list[EpisodeRequest]:
-        """The first requests of a collection of these tasks."""
-        return root_requests(group_requests(tasks, self._config.rollout.group_size), self._forks)
+    def _requests(self, tasks: Sequence[str], number: int) -> list[EpisodeRequest]:
+        """The first requests of the collection of this number."""
+        group_size = self._config.rollout.group_size
+        return root_requests(group_requests(tasks, group_size, number), self._forks)
 
     def _sample(self, iteration: int, params: Any) -> Collected:
         config = self._config
@@ -172,10 +173,8 @@ class TrajectorySource:
             return collect(
                 self._worker,
                 self._policy.merged(params),
-                self._requests(tasks),
-                CollectionOptions(
-                    config.seed, number, policy_version=iteration - 1, forks=self._forks
-                ),
+                self._requests(tasks, number),
+                CollectionOptions(config.seed, policy_version=iteration - 1, forks=self._forks),
                 prefetched=prefetched if round == 0 else None,
             )
 

@@ -34,7 +34,7 @@ from seeupo_jax.rollout.environment_player import EnvironmentHost
 from seeupo_jax.rollout.player import CollectionOptions, RolloutWorker
 from seeupo_jax.types import CONTEXT
 
-NUMBERS = CollectionOptions(seed=5, iteration=1, split="test")
+NUMBERS = CollectionOptions(seed=5, split="test")
 TOOL = {"name": "look", "description": "", "parameters": {}}
 
 
@@ -128,7 +128,7 @@ def play(agent, requests=("task",), *, engine=None, **options):
     """Trajectories of one group each."""
     engine = Telling() if engine is None else engine
     with playing(agent, engine, **options) as (worker, agents):
-        trajectories = collect(worker, None, group_requests(requests, 1), NUMBERS).trajectories
+        trajectories = collect(worker, None, group_requests(requests, 1, 1), NUMBERS).trajectories
         assert sorted(agents.closed) == sorted(agents.sessions) and not engine.busy
         assert set(engine.released) == {turn.key for turn in engine.turns}
         return trajectories
@@ -171,7 +171,7 @@ def test_an_agents_calls_are_its_turns_and_its_reward_the_episodes():
     (task,) = logged
     assert (task.task_id, task.split, task.data) == ("task", "test", ["task", "test"])
     assert (task.seed, task.max_turns) == (5, 4)
-    assert task.episode_seed == EpisodeRequest("task", 0, 0).episode_seed(seed=5, iteration=1)
+    assert task.episode_seed == EpisodeRequest("task", 0, 0, iteration=1).episode_seed(5)
     assert (trajectory.stop, trajectory.reward, trajectory.turn_rewards) == (
         *("done", 0.75),
         (0.0, 0.75),
@@ -198,7 +198,7 @@ def test_what_an_agent_does_to_its_tasks_data_no_other_episode_sees():
         return 1.0
 
     with playing(agent, Telling(), data=lambda task_id, split: line) as (worker, _):
-        collect(worker, None, group_requests(["task"], 2), NUMBERS)
+        collect(worker, None, group_requests(["task"], 2, 1), NUMBERS)
     assert given == [["a"]] * 2 and line == {"messages": ["a"]}
 
 
@@ -396,7 +396,7 @@ def test_an_agent_that_stops_calling_is_ended_and_the_engines_time_is_not_its_ow
     engine = Telling(step_s=0.3)  # for each of three tokens
     options = {"timeout_s": 0.8, "env": {"timeout_as": timeout_as}}
     with playing(agent, engine, **options) as (worker, agents):
-        (trajectory,) = collect(worker, None, group_requests(["task"], 1), NUMBERS).trajectories
+        (trajectory,) = collect(worker, None, group_requests(["task"], 1, 1), NUMBERS).trajectories
         assert agents.stopped == 1  # and not only as the host closes
     assert not ended.is_set()
     assert (trajectory.stop, trajectory.turns) == ("timeout", 2)
@@ -478,7 +478,9 @@ def test_calls_of_an_episode_that_is_over_are_refused_in_the_collection_and_afte
         return 1.0
 
     with playing(agent, Telling()) as (worker, agents):
-        over, _ = collect(worker, None, group_requests(["over", "other"], 1), NUMBERS).trajectories
+        over, _ = collect(
+            worker, None, group_requests(["over", "other"], 1, 1), NUMBERS
+        ).trajectories
         assert over.turns == 0 and over.turn_rewards == () and over.reward == 1.0
         assert late[1:] == ["episode_over"]
         after = agents.submit(refusal(late[0], ask("c"))).result(5)
@@ -532,7 +534,7 @@ def test_a_run_that_stops_ends_its_agents_and_refuses_their_calls():
 
     with playing(agent, engine, stop=stop) as (worker, agents):
         with pytest.raises(Stopped):
-            collect(worker, None, group_requests(["one", "two"], 1), NUMBERS)
+            collect(worker, None, group_requests(["one", "two"], 1, 1), NUMBERS)
         assert sorted(agents.closed) == sorted(agents.sessions) and agents.stopped == 2
         after = agents.submit(refusal(agents.sessions["0"], ask("c"))).result(5)
         assert after.code == "episode_over"
@@ -668,7 +670,7 @@ def sampler():
 
 def test_an_agent_that_plays_an_environment_gives_its_trajectories_to_the_last_bit(sampler):
     _, params, engine = sampler
-    requests = group_requests(["1", "3", "2", "9"], 3)
+    requests = group_requests(["1", "3", "2", "9"], 3, 1)
     agents = Agents(by_hand)
     hosts = [
         EnvironmentHost(EnvPool(Desk, 4, workers=4, timeout_s=30.0)),
@@ -726,7 +728,7 @@ async def restless(task, session):
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_whatever_agents_do_the_samplers_log_probabilities_are_the_networks(sampler, deterministic):
     network, params, engine = sampler
-    agents, requests = Agents(restless), group_requests(["1", "2", "3", "4", "5"], 3)
+    agents, requests = Agents(restless), group_requests(["1", "2", "3", "4", "5"], 3, 1)
     settings = dataclasses.replace(SETTINGS, max_turns=9, deterministic=deterministic)
     worker = RolloutWorker(engine, agents.host(timeout_s=20), Numbers(), schema.Env(), settings)
     with contextlib.closing(worker.host):

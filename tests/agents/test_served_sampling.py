@@ -77,7 +77,7 @@ def served():
         per_turn=True,
         constraints=Constraints(tokenizer(), made.arch.vocab_size, FORMAT),
     )
-    engine.begin(params, seed=1, iteration=0)
+    engine.begin(params, seed=1)
     limits = {"max_action_tokens": ACTION, "max_context": CONTEXT}
     serving = ServingSession(engine, tokenizer(), AnswerForm(FORMAT), **limits)
     rules = SamplingRules(1.0, serves=True, constrains=True)

@@ -63,7 +63,7 @@ class DispatchTimes:
 
 
 class Clock:
-    """Seconds of prefilling and of decoding since `begin`."""
+    """Seconds of prefilling and of decoding since `begin`, and of swaps, if there were any."""
 
     def __init__(self) -> None:
         self._times = DispatchTimes()
@@ -109,6 +109,10 @@ class Clock:
         for prefill in ticket.prefills:
             self._seconds["prefill_s"] += self._times.wait(prefill)
         self._seconds["decode_s"] += self._times.wait(ticket.decode)
+
+    def swap(self, began: float) -> None:
+        """Notes a swap of the policy that began at `began` and is over."""
+        self._seconds["swap_s"] = self._seconds.get("swap_s", 0.0) + self.now() - began
 
 
 def _end(results: Any) -> float:

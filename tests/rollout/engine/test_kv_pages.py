@@ -325,7 +325,7 @@ def test_lease_that_can_never_be_is_refused_by_name(context, reserve):
 
 def nodes(tree: PageTree) -> list:
     """All nodes, parents first."""
-    found = [tree._root]
+    found = [*tree._roots.values()]
     for node in found:
         found += node.children.values()
     return found[1:]
@@ -362,7 +362,7 @@ def check_tree(tree: PageTree, leases: list[Lease]) -> None:
 
 def longest_cached(tree: PageTree, wanted: list[int]) -> int:
     """The longest prefix of `wanted` that some node's path holds computed, by looking at all."""
-    best, prefix = 0, {tree._root: ()}
+    best, prefix = 0, dict.fromkeys(tree._roots.values(), ())
     for node in nodes(tree):
         before = prefix[node.parent]
         prefix[node] = before + node.tokens
@@ -502,7 +502,7 @@ class Simulation:
 
     def check_cache(self) -> None:
         """Every position that a later lease could be given holds what its tokens say."""
-        prefix = {self.tree._root: []}
+        prefix: dict = {root: [] for root in self.tree._roots.values()}
         for node in nodes(self.tree):
             before = prefix[node.parent]
             prefix[node] = before + list(node.tokens)

@@ -169,7 +169,7 @@ def test_a_lease_that_can_never_be_is_refused_by_name(context, reserve):
 
 def nodes(tree: StateTree) -> list:
     """All nodes, parents first."""
-    found = [tree._root]
+    found = [*tree._roots.values()]
     for node in found:
         found += node.children
     return found[1:]
