@@ -23,11 +23,11 @@ class TryAgain(Exception):
 
 
 class Refused(ValueError):
-    """The server refuses a request. reply: its message."""
+    """The server refuses a request. reply: its message. status: of HTTP."""
 
-    def __init__(self, sentence: str, reply: str):
+    def __init__(self, sentence: str, reply: str, status: int):
         super().__init__(sentence)
-        self.reply = reply
+        self.reply, self.status = reply, status
 
 
 class ServerClient:
@@ -129,9 +129,9 @@ class ServerClient:
         if reply.status in (401, 403):
             answered += f" (the key is that of the environment variable {self._key_variable})"
         if reply.status != 200:
-            raise Refused(f"{self.url}: {answered}", message)
+            raise Refused(f"{self.url}: {answered}", message, reply.status)
         try:
-            return read(json.loads(reply.data))
+            return read(json.loads(reply.data) if reply.data else None)
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
             raise TryAgain(f"{path} gave an unexpected reply: {message}") from None
 

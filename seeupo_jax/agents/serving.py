@@ -489,9 +489,7 @@ class ServingSession:
         call.finish(CallRefused(sentence, **fields))
 
 
-def version_spans(
-    version_L: Sequence[int], names: Sequence[str]
-) -> tuple[VersionSpan, ...]:
+def version_spans(version_L: Sequence[int], names: Sequence[str]) -> tuple[VersionSpan, ...]:
     """The runs of tokens that the same weights have sampled; names by number of the weights."""
     spans, start = [], 0
     for number, run in itertools.groupby(version_L):

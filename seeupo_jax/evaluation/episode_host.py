@@ -15,6 +15,7 @@ from seeupo_jax.agents.agent_player import AgentHost
 from seeupo_jax.agents.agent_tasks import AgentTasks, misspelt_functions
 from seeupo_jax.agents.answer_form import AnswerForm, resolve_form
 from seeupo_jax.agents.calls import Access, Runner, Session
+from seeupo_jax.agents.control import Control
 from seeupo_jax.agents.openai_server import OpenAIServer
 from seeupo_jax.agents.runners.command_agents import CommandAgents, split_command
 from seeupo_jax.agents.runners.function_agents import FunctionAgents, load_function, open_clients

@@ -33,9 +33,7 @@ def load_weights(config: Config, served: build.Policy, folder: Path) -> Any:
         made, params = build.load_policy(config, str(folder))
     elif of_adapters:
         lora = dataclasses.replace(config.lora, path=str(folder))
-        made, params = build.load_policy(
-            dataclasses.replace(config, lora=lora), str(served.source)
-        )
+        made, params = build.load_policy(dataclasses.replace(config, lora=lora), str(served.source))
     else:
         raise ValueError(
             f"{folder}: got a whole model; allowed: a folder of adapters, since those of config.lora"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.agents.agent_tasks import AgentTasks, find_tasks
+from seeupo_jax.agents.server_pool import ServerPool
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.envs.tasks import list_task_shares
@@ -31,6 +32,7 @@ from seeupo_jax.training.build_learner import build_learner
 from seeupo_jax.training.callbacks import Callback, Callbacks, RunHandle
 from seeupo_jax.training.reference_answers import ReferenceAnswers
 from seeupo_jax.training.run_log import RunLog
+from seeupo_jax.training.served_rollout import build_server_pool
 from seeupo_jax.training.stagnation import Stagnation
 from seeupo_jax.training.trajectory_source import TrajectorySource
 from seeupo_jax.types import TrainState
@@ -53,7 +55,7 @@ class RunComponents:
     policy: build.Policy
     ref_params: Any
     learner: Learner
-    engine: SlotEngine
+    engine: SlotEngine | ServerPool
     worker: RolloutWorker
     tasks: AgentTasks
     references: ReferenceAnswers | None
@@ -69,6 +71,8 @@ class RunComponents:
             worker = self.worker
             judges = [] if worker.judge is None else [worker.judge]
             engines = [worker.engine] if isinstance(worker.engine, RoleEngine) else []
+            if isinstance(self.engine, ServerPool):
+                engines.append(self.engine)
             hosts = (worker.host, *engines, worker.rewards, *judges)
             held = (self.tasks, *hosts, self.log, self.source)
             for part in held:
@@ -90,7 +94,10 @@ def build_components(
       params: those of the policy that train.
     """
     learner, train, ref_params = build_learner(config, policy, params)
-    engine = build_engine(config, policy)
+    if config.rollout.engine == "openai":
+        engine = build_server_pool(config, workdir, policy, progress.log)
+    else:
+        engine = build_engine(config, policy)
     judged = config.algorithm.forks.kind == "candidates"
     judge = make_judge(config.judge, config.env.name) if judged else None
     tasks, references = find_tasks(config), None

@@ -119,7 +119,9 @@ class GenerateExchange(OneAnswer):
         """Each token's log-probability, id, and text where it is asked for."""
         texts = (piece.decode(errors="replace") for piece in completion.pieces)
         entries = zip(completion.logp, completion.tokens, texts, strict=True)
-        return [[max(p, NOT_STATED), id_, text if self._texts else None] for p, id_, text in entries]
+        return [
+            [max(p, NOT_STATED), id_, text if self._texts else None] for p, id_, text in entries
+        ]
 
     def begin(self) -> Iterator[Event]:
         yield from ()
