@@ -20,7 +20,6 @@ from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import Sampling
 from seeupo_jax.types import UNKNOWN_VERSION
 
-
 NEW = "it was given no weights yet"
 
 

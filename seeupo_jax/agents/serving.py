@@ -270,7 +270,7 @@ class ServingSession:
                 sampling.call.finish(none)
 
     def _take(self) -> bool:
-        """Processes the messages of clients; waits for one if there is nothing to do. False: stop."""
+        """Processes clients' messages; waits for one if there is nothing to do. False: stop."""
         waits = not self._samples and not self._over
         while True:
             try:

@@ -36,8 +36,8 @@ def load_weights(config: Config, served: build.Policy, folder: Path) -> Any:
         made, params = build.load_policy(dataclasses.replace(config, lora=lora), str(served.source))
     else:
         raise ValueError(
-            f"{folder}: got a whole model; allowed: a folder of adapters, since those of config.lora"
-            " are served."
+            f"{folder}: got a whole model; allowed: a folder of adapters, since config.lora's are"
+            " served."
         )
     ours, theirs = vars(served.network.arch), vars(made.network.arch)
     other = [name for name in ours if name != "family" and ours[name] != theirs[name]]

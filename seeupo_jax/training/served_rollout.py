@@ -69,8 +69,8 @@ def build_server_pool(
 class _Publisher:
     """Writes versions of a policy where servers read them.
 
-    Parameters of no known version, which evaluations have, are published as the next one: those of
-    a version and of its evaluation are the same, unless the average of `optimizer.ema` is evaluated.
+    Parameters of no known version, which evaluations have, are published as the next one: they are
+    the same, unless the average of `optimizer.ema` is evaluated.
     """
 
     def __init__(self, config: Config, folder: Path, policy: build.Policy):
