@@ -6,7 +6,7 @@ import contextlib
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import Sampling
 from seeupo_jax.types import UNKNOWN_VERSION
 
+DECODED = "decoded_tokens"  # of `usage`
 NEW = "it was given no weights yet"
 
 
@@ -151,7 +152,13 @@ class ServerPool(RequestEngine):
                 continue
             version_L = self._version_L(reply, version)
             action = Action(turn.key, reply.tokens, reply.logp, version_L=version_L)
-            return Answer(action, retries + more, reply.usage)
+            return Answer(action, retries + more, {DECODED: len(reply.tokens)})
+
+    def usage(self) -> Mapping[str, int]:
+        """The numbers of repeated requests, of dropped answers, of sampled tokens, and of servers
+        that are left out now."""
+        left_out = len(self._servers) - len(self._taking)
+        return {**super().usage(), "servers_left_out": left_out}
 
     def close(self) -> None:
         """Ends the threads, each after its request, and the connections."""
