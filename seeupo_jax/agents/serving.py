@@ -271,7 +271,7 @@ class ServingSession:
 
     def _take(self) -> bool:
         """Processes clients' messages; waits for one if there is nothing to do. False: stop."""
-        waits = not self._samples and not self._over
+        waits = not (self._samples or self._changes.waiting or self._over)
         while True:
             try:
                 wanted = self._inbox.get(block=waits)

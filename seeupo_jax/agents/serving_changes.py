@@ -31,17 +31,22 @@ class ServingChanges:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[Change] = deque()
+        self._changes: deque[Change] = deque()
         self.paused = False
 
     def add(self, change: Change) -> None:
         """Puts a change behind the others."""
-        self._waiting.append(change)
+        self._changes.append(change)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a change is still to be made."""
+        return bool(self._changes)
 
     @property
     def drains(self) -> bool:
         """Whether a change waits for the open calls, which go on even if sampling is paused."""
-        return bool(self._waiting) and self._waiting[0].drains
+        return bool(self._changes) and self._changes[0].drains
 
     @property
     def holds(self) -> bool:
@@ -59,13 +64,13 @@ class ServingChanges:
         Args:
           is_open: whether calls are open. abort: ends those, now or at their next tokens.
         """
-        while self._waiting:
-            change = self._waiting[0]
+        while self._changes:
+            change = self._changes[0]
             if change.drains and change.aborts:
                 abort()
             if change.drains and is_open():
                 return
-            self._waiting.popleft()
+            self._changes.popleft()
             try:
                 change.make()
             except ValueError as error:
@@ -75,8 +80,8 @@ class ServingChanges:
 
     def refuse(self, sentence: str) -> None:
         """Refuses the changes that wait."""
-        while self._waiting:
-            self._waiting.popleft().done(CallRefused(sentence, status=503, code="shutting_down"))
+        while self._changes:
+            self._changes.popleft().done(CallRefused(sentence, status=503, code="shutting_down"))
 
 
 def awaited() -> tuple[asyncio.Future[None], Callable[[CallRefused | None], None]]:

@@ -61,11 +61,14 @@ class Server:
     """A server of the first policy; folders `first` and `second` below its root are the two."""
 
     def __init__(self, root, base_url, key):
-        self.root = root
-        self._http = httpx.Client(
-            base_url=base_url.removesuffix("/v1"),
-            headers={"Authorization": f"Bearer {key}"},
-            timeout=60,
+        self.root, self.url = root, base_url.removesuffix("/v1")
+        self.headers = {"Authorization": f"Bearer {key}"}
+        self._http = httpx.Client(base_url=self.url, headers=self.headers, timeout=60)
+
+    @property
+    def open_calls(self):
+        return int(
+            float(self._http.get("/metrics").text.split("seeupo_open_calls ")[-1].split()[0])
         )
 
     def close(self):
@@ -112,7 +115,13 @@ def server(tmp_path):
 
     updates = WeightUpdates(serving, tmp_path, load, on_swap="keep", model_path="first")
     rules = SamplingRules(1.0, serves=True, constrains=True)
-    endpoint = Endpoint(sampling=rules, model="m", form=FORM, controls=updates.controls)
+    endpoint = Endpoint(
+        sampling=rules,
+        model="m",
+        form=FORM,
+        metrics=serving.metrics.text,
+        controls=updates.controls,
+    )
     thread = threading.Thread(target=serving.run)
     with contextlib.ExitStack() as stack:
         thread.start()
@@ -136,8 +145,9 @@ def aside():
 def wait_until_busy(server, aside):
     """A request that is answered while others are asked; returns once it has some tokens."""
     waiting = aside(server.generate)
-    time.sleep(0.3)
-    assert not waiting.done()
+    while not server.open_calls:
+        assert not waiting.done()
+    time.sleep(0.02)
     return waiting
 
 
@@ -296,17 +306,14 @@ def test_tensors_over_connections_are_refused_by_name(server):
 
 
 def test_the_key_is_needed(server):
-    with httpx.Client(base_url=server._http.base_url) as other:
-        assert other.post("/pause").status_code == 401
+    assert httpx.post(f"{server.url}/pause").status_code == 401
 
 
 def test_a_waiting_client_that_leaves_is_forgotten(server, aside):
     server.post("/pause?mode=keep")
     body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 4}}
     with pytest.raises(httpx.ReadTimeout), httpx.Client(timeout=0.5) as other:
-        other.post(
-            f"{server._http.base_url}generate", json=body, headers=dict(server._http.headers)
-        )
+        other.post(f"{server.url}/generate", json=body, headers=server.headers)
     time.sleep(1.5)
     server.post("/resume")
     assert server.generate(4)["meta_info"]["weight_version"] == "default"
