@@ -256,6 +256,7 @@ def _answer(config: Config, source: _Source, given: argparse.Namespace) -> None:
         form = resolve_form(config.agent, policy.tokenizer)
         version = DEFAULT_VERSION if source.workdir is None else str(policy.iteration)
         serving = _begin(config, policy, form, stop, version)
+        policy = policy._replace(params=None)  # the engine lets go of them at an update
         endpoint = make_endpoint(
             config,
             name,

@@ -526,8 +526,8 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     got = f"{request.method[:20]} {request.url.path[:80]}"
     refusal = CallRefused(
         f"the address: got {got}; allowed: POST {', POST '.join([*DIALECTS, *QUESTIONS])}, GET"
-        " /v1/models, GET /health, and of a server GET /metrics; with --weight_updates of serve also"
-        " updates of the weights.",
+        " /v1/models, GET /health, and of a server GET /metrics; with --weight_updates of serve"
+        " also updates of its weights.",
         status=error.status_code,
         code="unknown_url",
     )

@@ -121,7 +121,7 @@ class RequestEngine(abc.ABC):
             del self._pending[future]
             self._counts["server_dropped"] += not future.cancel()
 
-    def release(self, key: int) -> None:
+    def release(self, key: int) -> None:  # noqa: B027  # all of them do nothing
         """No effect: the server manages its cache."""
 
     @property

@@ -73,14 +73,15 @@ def run_policy(
     if not untrained:
         restored = restore_policy(config, workdir, step, {part: params})
     if restored is not None:
-        iteration, state, _ = restored
-        params = state[part]
+        iteration, params = restored[0], restored[1][part]
     engine = build_engine(config, made, per_turn=per_turn)
     with jax.set_mesh(made.mesh):
         about = about_policy(config, iteration, None if untrained else part)
         merged = made.merged(params)
         same = about | {"policy": checksum(merged), "config.model.dtype": config.model.dtype}
-        yield PolicySource(engine, made.tokenizer, merged, iteration, about, same, made)
+        given = [merged]
+        del params, merged, restored  # a server that gets other weights lets go of these
+        yield PolicySource(engine, made.tokenizer, given.pop(), iteration, about, same, made)
 
 
 def starting_policy_folder(config: Config, workdir: Path) -> str:
