@@ -184,7 +184,11 @@ def _load(config: Config, source: _Source) -> contextlib.AbstractContextManager[
 
 
 def _begin(
-    config: Config, source: PolicySource, form: AnswerForm, stop: StopRequest, version: str
+    config: Config,
+    source: PolicySource,
+    form: AnswerForm,
+    stop: StopRequest,
+    version: str = DEFAULT_VERSION,
 ) -> ServingSession:
     """A policy in an engine that is compiled and has begun; version: the name of its weights.
 

@@ -152,5 +152,5 @@ def test_a_swap_reaches_requests_that_are_under_way(servers, dialect):
         pool.swap(None, 1)
         (action,) = play(pool, []).values()
     swapped = action.version_L.index(1)
-    assert action.version_L == [0] * swapped + [1] * (ACTION - swapped)
+    assert action.version_L == [0] * swapped + [1] * (len(action.tokens) - swapped)
     same_logp(PROMPT, action.tokens, action.logp, 0, last=swapped)
