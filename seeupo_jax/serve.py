@@ -222,6 +222,7 @@ def _controls(
         return ()
     from seeupo_jax.agents.weight_updates import WeightUpdates  # needs the extra `agents`
 
+    assert source.policy is not None, "it is no server's"
     load = functools.partial(load_weights, config, source.policy)
     updates = WeightUpdates(
         serving, root, load, on_swap=config.rollout.on_swap, model_path=str(place)

@@ -70,9 +70,8 @@ class RunComponents:
         with contextlib.ExitStack() as parts:
             worker = self.worker
             judges = [] if worker.judge is None else [worker.judge]
-            engines = [worker.engine] if isinstance(worker.engine, RoleEngine) else []
-            if isinstance(self.engine, ServerPool):
-                engines.append(self.engine)
+            kinds = RoleEngine, ServerPool
+            engines = [e for e in {worker.engine, self.engine} if isinstance(e, kinds)]
             hosts = (worker.host, *engines, worker.rewards, *judges)
             held = (self.tasks, *hosts, self.log, self.source)
             for part in held:
