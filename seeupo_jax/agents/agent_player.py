@@ -255,9 +255,8 @@ class AgentPlayer:
         completion = turn.sampled.complete(
             action, prompt_tokens=prompt_tokens, cached_tokens=action.cached
         )
-        episode.lineages.act(
-            turn.turn, action.tokens, action.logp, completion.message, action.experts
-        )
+        of_tokens = action.experts, action.version_L
+        episode.lineages.act(turn.turn, action.tokens, action.logp, completion.message, *of_tokens)
         episode.remove_turn(turn, answered=True)
         turn.waiting.finish(completion)
 

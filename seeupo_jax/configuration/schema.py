@@ -114,6 +114,8 @@ class Rollout:
     port: int | None = within(0, 65_535, None)
     """Where process 0 listens for the processes with --role=rollout that sample, while this one
     trains; 0: a free port; none: there are none."""
+    host: str = "127.0.0.1"
+    """Address that it listens on; another than the loopback lets workers on other machines in."""
     on_swap: str = choice("keep", "prefill")
     """Conversations under way when a sampler takes a newer policy: keep, their keys and values
     stay; prefill, their contexts are prefilled again."""

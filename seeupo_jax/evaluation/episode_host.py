@@ -69,6 +69,12 @@ def check_host(config: Config) -> None:
             f"config.rollout.concurrency: got {config.rollout.concurrency} with env openenv over"
             " http, whose server keeps one episode; allowed: 1, or a ws:// address."
         )
+    if config.rollout.asynchronous and _keeps_one_episode(env.name, env.options):
+        raise ValueError(
+            "config.env.options.url: got an http address of env openenv, whose server keeps one"
+            " episode, with samplers beside training (rollout.devices or rollout.port), which play"
+            " while the trainer evaluates; allowed: a ws:// address."
+        )
     if env.isolation == "process":
         if all(part in _SERVED for part, _ in _parts(env.name, env.options)):
             raise ValueError(

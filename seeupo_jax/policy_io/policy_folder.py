@@ -44,7 +44,7 @@ def write_policy(config: Config, policy: build.Policy, params: Any, folder: Path
     Raises:
       OSError: it could not be written; on all processes.
     """
-    replace_folder(folder, lambda unfinished: _write(config, policy, params, unfinished))
+    replace_folder(folder, lambda unfinished: _write_files(config, policy, params, unfinished))
 
 
 def publish_policy(
@@ -54,10 +54,10 @@ def publish_policy(
 
     A version of adapters has no files of their model. What is in `folder` is as of `versions`.
     """
-    return publish_folder(folder, version, lambda to: _write(config, policy, params, to))
+    return publish_folder(folder, version, lambda to: _write_files(config, policy, params, to))
 
 
-def _write(config: Config, policy: build.Policy, params: Any, folder: Path) -> None:
+def _write_files(config: Config, policy: build.Policy, params: Any, folder: Path) -> None:
     model = policy.network.bind(policy.merged(params))
     if model.arch.lora is not None and not config.lora.merge:
         source = str(policy.source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,6 +123,13 @@ def collect(
     return _gather(collection, engine, began)
 
 
+def count_tokens(trajectories: Iterable[Trajectory]) -> tuple[int, int]:
+    """The sampled tokens and the others, those that branches share once."""
+    turns = [turn_L for trajectory in trajectories for turn_L in new_turns(trajectory)]
+    sampled = sum(int((turn_L >= 0).sum()) for turn_L in turns)
+    return sampled, sum(map(len, turns)) - sampled
+
+
 def _gather(collection: Collection, engine: Engine, began: float) -> Collected:
     """Gathers the trajectories and costs of all processes, timed since `began`."""
     finished: dict[int, Trajectory] = {}
@@ -136,9 +143,7 @@ def _gather(collection: Collection, engine: Engine, began: float) -> Collected:
         usage.update(used)
         waits.append(seconds)
     ordered = tuple(finished[key] for key in sorted(finished))
-    turns = [turn_L for trajectory in ordered for turn_L in new_turns(trajectory)]
-    sampled = sum(int((turn_L >= 0).sum()) for turn_L in turns)
-    context = sum(len(turn_L) for turn_L in turns) - sampled
+    sampled, context = count_tokens(ordered)
     wall_s = time.perf_counter() - began
     environment_s, reset_s, reward_s = map(max, zip(*waits, strict=True))
     return Collected(

@@ -18,7 +18,7 @@ from seeupo_jax.rewards.reward_ledger import RewardLedger
 from seeupo_jax.rewards.scorer import ScoringResult
 from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.rollout.engine.sampling import branch_chance, task_number
-from seeupo_jax.types import Segment, Trajectory
+from seeupo_jax.types import CONTEXT, UNKNOWN_VERSION, Segment, Trajectory
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Episode:
     def act(self, action: Action) -> None:
         """Records an action of the role that acts next."""
         assert self.conversation is not None  # it was sampled from
-        self.transcript.act(action.tokens, self.turn, action.logp, action.experts)
+        self.transcript.act(action.tokens, self.turn, action.logp, action.experts, action.version_L)
         self.last_actions[self.role] = LastAction(self.conversation, action.tokens)
         self.ledger.open_turn()
         if action.entropy is not None:
@@ -262,15 +262,21 @@ class Episode:
         self.stop, self.info = stop, self.info | {"failure": reason}
 
     def finish(self, seed: int, policy_version: int | None, *, weighted: bool) -> Trajectory:
-        """The trajectory; `weighted`: its rewards have names, also where `env` is the only one."""
-        request = self.request
+        """The trajectory.
+
+        Args:
+          policy_version: where its actions do not say by which version they were sampled.
+          weighted: its rewards have names, also where `env` is the only one.
+        """
+        request, segments = self.request, self.segments()
+        began = _first_version(segments)
+        version = policy_version if began is None else began
         episode_info = {"score": self.score, "member": request.member, "retries": self.retries}
         if self.entropy:
             episode_info["entropy"] = [round(entropy, 6) for entropy in self.entropy]
         return Trajectory(
             segments=tuple(
-                replace(segment, version_L=segment.versions(policy_version))
-                for segment in self.segments()
+                replace(segment, version_L=segment.versions(version)) for segment in segments
             ),
             reward_table=self.ledger.table(with_names=weighted),
             group=request.group,
@@ -279,8 +285,19 @@ class Episode:
             stop="done" if self.stop is None else self.stop,
             messages=tuple(self.messages),
             info=self.info | episode_info,
-            policy_version=policy_version,
+            policy_version=version,
             timeout_counts=self.timeout_counts,
             parent=None if request.fork is None else request.fork.place,
             fork=0 if request.fork is None else request.fork.turns,
         )
+
+
+def _first_version(segments: Sequence[Segment]) -> int | None:
+    """The version that sampled the first token of the first turn; None: it is not known."""
+    firsts: list[tuple[int, int]] = []
+    for segment in segments:
+        sampled = np.flatnonzero(segment.turn_L != CONTEXT)
+        if segment.version_L is not None and sampled.size:
+            firsts.append((int(segment.turn_L[sampled[0]]), int(segment.version_L[sampled[0]])))
+    _, version = min(firsts, default=(0, UNKNOWN_VERSION))
+    return None if version == UNKNOWN_VERSION else version

@@ -174,8 +174,8 @@ class RolloutLog:
         for record in begun[1:]:
             member = LoggedMember(**unpack(record))
             key = (member.group, member.member)
-            logged.trajectories.setdefault(key, member.trajectory)
-            logged.origins.setdefault(key, member.sampled_by)
+            logged.trajectories[key] = member.trajectory  # the last one: others were discarded
+            logged.origins[key] = member.sampled_by
         self._ends[iteration] = end = sum(_FRAME.size + len(frame) for frame in begun)
         if lost:  # overwritten by what is appended
             self._log(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -108,6 +109,20 @@ class RolloutStore:
         first = jax.process_index() == 0
         loaded = self._load(iteration, made_by, sampled_by) if first else None
         return broadcast_from_primary(loaded, *TYPES)
+
+    def sampled_by(self, iteration: int, made_by: str = "") -> str | None:
+        """The `sampled_by` of the iteration's collection; None: none of these settings is stored.
+
+        Nothing is said of one that cannot be read.
+        """
+        self.wait()
+        found = None
+        if jax.process_index() == 0:
+            with contextlib.suppress(OSError, LookupError, TypeError, ValueError):
+                notes = unpack(self._file(iteration).read_bytes())
+                if (notes["iteration"], notes["made_by"]) == (iteration, made_by):
+                    found = notes["sampled_by"]
+        return broadcast_from_primary(found)
 
     def forget(self, up_to_iteration: int) -> None:
         """Removes the collections of all iterations up to this one: a checkpoint covers them."""

@@ -29,13 +29,13 @@ class Damaged(ValueError):
     """Bytes that are not those that were packed; the text ends a sentence on them."""
 
 
-def pack(value: Any) -> bytes:
-    """A value of plain ones, arrays and trajectories as bytes.
+def pack(value: Any, types: tuple[type, ...] = TYPES) -> bytes:
+    """A value of plain ones, arrays and dataclasses of `types` as bytes.
 
     Raises:
       TypeError: of something else; see `codec.encode`.
     """
-    body = zlib.compress(encode(value, TYPES), _COMPRESSION)
+    body = zlib.compress(encode(value, types), _COMPRESSION)
     return hashlib.sha256(body).digest() + body
 
 
@@ -44,18 +44,27 @@ def is_whole(data: bytes | memoryview) -> bool:
     return hashlib.sha256(data[_DIGEST_BYTES:]).digest() == data[:_DIGEST_BYTES]
 
 
-def unpack(data: bytes | memoryview) -> Any:
+def unpack(
+    data: bytes | memoryview, types: tuple[type, ...] = TYPES, most: int | None = None
+) -> Any:
     """The value that was packed.
+
+    Args:
+      most: bytes of what is decompressed; None: whatever it has.
 
     Raises:
       Damaged: other bytes than those. ValueError: whole, yet of another form.
     """
     if not is_whole(data):
         raise Damaged("changed after it was written")
+    expand = zlib.decompressobj()
     try:
-        return decode(zlib.decompress(data[_DIGEST_BYTES:]), TYPES)
+        body = expand.decompress(data[_DIGEST_BYTES:], 0 if most is None else most)
     except zlib.error as error:
         raise ValueError(str(error)) from error
+    if not expand.eof or expand.unused_data:
+        raise ValueError("compressed bytes: got too many, or not all of them")
+    return decode(body, types)
 
 
 def with_json(trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:

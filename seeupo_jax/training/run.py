@@ -116,7 +116,9 @@ class Run:
         parts.progress.phase(COMPILING)
         parts.source.compile(params)
         with parts.log.counted("rollout"):
-            parts.engine.compile(parts.policy.merged(params), between)
+            parts.source.compile_samplers(params, between)
+            if parts.config.evaluation.tasks or not parts.config.rollout.asynchronous:
+                parts.engine.compile(parts.policy.merged(params), between)
         parts.progress.phase(COMPILING)
         with parts.log.counted("sweep"):
             train = compile_programs(parts.learner, state.train, parts.ref_params, count, between)
@@ -127,7 +129,7 @@ class Run:
         return state._replace(train=train)
 
     def rollout(self, iteration: int, state: RunState) -> Collected:
-        """The iteration's trajectories; see `TrajectorySource.of`.
+        """The iteration's trajectories; see `IterationSource.of`.
 
         Raises:
           Stopped: the run was asked to stop.
@@ -219,7 +221,7 @@ class Run:
           NotLearning: it is one too many that moved no parameter.
         """
         parts, iteration = self.parts, state.done
-        more: dict[str, Any] = dict(sweep_metrics) | parts.source.drawn
+        more: dict[str, Any] = dict(sweep_metrics) | parts.source.metrics
         more |= policy_lag(collected.trajectories, iteration - 1)
         if parts.config.log_checksum:
             more["state/checksum"] = checksum(state.train)
@@ -287,6 +289,7 @@ class Run:
     def finish(self, state: RunState) -> None:
         """Leaves the trained policy in WORKDIR/policy, and warns where success never moved."""
         parts, best = self.parts, self.checkpoints.best()
+        parts.source.finish()
         early = self.is_over(state)
         if early:
             parts.progress.log(why_ended(parts.config, state.progress, state.done, best))

@@ -30,9 +30,9 @@ from seeupo_jax.policy_io.resuming import (
     resume_message,
 )
 from seeupo_jax.training.early_stopping import Progress, read_progress
+from seeupo_jax.training.iteration_source import SamplingOrigin, StoppedTrajectories
 from seeupo_jax.training.run_components import RunComponents
 from seeupo_jax.training.teacher_files import check_same_teachers, teachers_note
-from seeupo_jax.training.trajectory_source import SamplingOrigin, StoppedTrajectories
 from seeupo_jax.trajectories.forks import fill_up
 from seeupo_jax.types import TrainState
 
@@ -255,10 +255,9 @@ class RunCheckpoints:
 
     def _notes(self, state: RunState) -> dict[str, Any]:
         """The notes of a run that every checkpoint has."""
-        parts, success = self._parts, self._parts.source.success
-        drawn_by = {} if success is None else {"task_success": success.state(state.done)}
+        parts = self._parts
         return (
-            drawn_by
+            parts.source.state(state.done)
             | self._made_with
             | {
                 "config": to_dict(parts.config),
@@ -284,9 +283,7 @@ class RunCheckpoints:
     def _resume_from(self, done: int, notes: Mapping[str, Any]) -> None:
         """Takes a checkpoint's notes; it was made after iteration `done`, or in the next one."""
         self._parts.stagnation.idle = notes.get("idle_iterations", 0)
-        success = self._parts.source.success
-        if success is not None:
-            success.restore(done, notes["task_success"])
+        self._parts.source.restore(done, notes)
 
     def _print_remat(self, notes: Mapping[str, Any]) -> None:
         """Says where rematerialisation is another than before, as on other devices."""

@@ -14,7 +14,6 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.build_sampler import build_sampling
 from seeupo_jax.policy_io.policy_folder import publish_policy
-from seeupo_jax.rollout.weights.versions import versions
 from seeupo_jax.types import UNKNOWN_VERSION
 
 FOLDER = "served_weights"  # in the workdir: the versions that servers read
@@ -89,7 +88,6 @@ class _Publisher:
         made = publish_policy(self._config, self._policy, params, self._folder, number)
         if made.failure is not None:
             raise OSError(made.failure)
-        name = versions(self._folder)[-1].name
         seen = self._config.rollout.server_folder
         root = self._folder.resolve() if seen is None else Path(seen)
-        return PublishedFolder(str(root / name), name)
+        return PublishedFolder(str(root / str(number)), f"{number}-{made.identity[:12]}")

@@ -12,6 +12,7 @@ import pytest
 import rollout_cases
 from flax import nnx
 from lineage_cases import HERMES, Agents, CharTokenizer, ask, assistant, refusal, say, user
+from work_cases import Trainer
 
 from seeupo_jax.agents import agent_player
 from seeupo_jax.agents.calls import AgentResult, CallRefused, HistoryMessage
@@ -25,6 +26,7 @@ from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rewards.scorer import make_scorer
+from seeupo_jax.rollout.asynchronous.sampling_loop import SamplingLoop
 from seeupo_jax.rollout.collect import EpisodeRequest, collect, group_requests
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.rollout.engine.protocol import Action, Constraint
@@ -32,7 +34,7 @@ from seeupo_jax.rollout.engine.sampling import Sampling, task_number
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.rollout.environment_player import EnvironmentHost
 from seeupo_jax.rollout.player import CollectionOptions, RolloutWorker
-from seeupo_jax.types import CONTEXT
+from seeupo_jax.types import CONTEXT, UNKNOWN_VERSION
 
 NUMBERS = CollectionOptions(seed=5, split="test")
 TOOL = {"name": "look", "description": "", "parameters": {}}
@@ -51,8 +53,14 @@ class Telling:
         self.turns, self.cancelled, self.released = [], [], []
         self._open = {}
 
-    def begin(self, params, **numbers):
-        self._open = {}
+    def begin(self, params, *, seed, temperature=None, version=UNKNOWN_VERSION):
+        self._open, self.version = {}, version
+
+    def swap(self, params, version):
+        self.version = version
+
+    def one_policy(self):
+        return contextlib.nullcontext()
 
     def fits(self, context):
         return len(context) < self.longest
@@ -60,7 +68,7 @@ class Telling:
     def submit(self, turn):
         assert turn.key not in self._open and turn.key not in self.released
         self.turns.append(turn)
-        self._open[turn.key] = (turn, [])
+        self._open[turn.key] = (turn, [], [])
 
     def cancel(self, key):
         self.cancelled.append(key)
@@ -82,7 +90,7 @@ class Telling:
         return actions if unfinished or actions else None
 
     def _grow(self, key):
-        turn, tokens = self._open[key]
+        turn, tokens, versions = self._open[key]
         whole = self._answer(turn)
         if whole is None:
             del self._open[key]
@@ -90,12 +98,13 @@ class Telling:
             return [Action(key, [], [], failure="the grammar is broken", refuses_tools=refuses)]
         whole = whole[: turn.limit]
         tokens.append(whole[len(tokens)])
+        versions.append(self.version)
         kept = None if turn.listen is None else turn.listen(tokens)
         if kept is None and len(tokens) < len(whole):
             return []
         del self._open[key]
-        tokens = tokens[:kept]
-        return [Action(key, tokens, [-1.0] * len(tokens))]
+        tokens, versions = tokens[:kept], versions[:kept]
+        return [Action(key, tokens, [-1.0] * len(tokens), version_L=versions)]
 
     def usage(self):
         return {}
@@ -186,6 +195,43 @@ def test_an_agents_calls_are_its_turns_and_its_reward_the_episodes():
     assert first.tools == (TOOL,)
     (segment,) = trajectory.segments
     assert segment.tokens_L.tolist() == [*second.context, *say("ok")]
+
+
+def test_an_agents_turns_are_sampled_by_the_newest_policy_of_a_trainer():
+    """The second call comes after a swap; what a stop string cuts off has no version either."""
+    swapped, engine = threading.Event(), Telling(lambda turn: say("ok then"))
+
+    async def agent(task, session):
+        messages = [user("a")]
+        messages.append(assistant((await session.complete(ask(*messages))).content))
+        while task.task_id == "late" and not swapped.is_set():
+            await asyncio.sleep(0.01)
+        await session.complete(ask(*messages, user("b"), stop=("th",)))
+        return 1.0
+
+    trainer = Trainer([["early"], ["late"]], 1, ahead=1)
+    newer_policy = trainer.newer_policy
+
+    def take(than):
+        policy = newer_policy(than)
+        if policy is not None and policy.version == 1:
+            swapped.set()
+        return policy
+
+    trainer.newer_policy = take
+    with playing(agent, engine) as (worker, agents):
+        SamplingLoop(worker, trainer, seed=5, max_lag=1).run()
+        assert sorted(agents.closed) == sorted(agents.sessions) and not engine.busy
+        assert set(engine.released) == {turn.key for turn in engine.turns}
+    ((early,), (late,)) = trainer.taken
+    for trajectory, second in ((early, 0), (late, 1)):
+        (segment,) = trajectory.segments
+        versions = {
+            turn: {*segment.version_L[segment.turn_L == turn].tolist()} for turn in (CONTEXT, 0, 1)
+        }
+        assert versions == {CONTEXT: {UNKNOWN_VERSION}, 0: {0}, 1: {second}}
+        assert trajectory.policy_version == 0
+        assert len(segment.version_L) == len(segment.tokens_L)
 
 
 def test_what_an_agent_does_to_its_tasks_data_no_other_episode_sees():

@@ -58,14 +58,14 @@ def turn_of(key, *, member=0, turn=0):
     return Turn(key, context, key, key, member, turn, iteration=2)
 
 
-def play(engine, turns):
-    """The actions of turns, by key."""
+def play(engine, turns, count=None):
+    """The actions of turns, by key; `count`: with those that were asked for before."""
     for turn in turns:
         engine.submit(turn)
     actions = []
     while (come := engine.step(False)) is not None:
         actions += come
-    assert len(actions) == len(turns) and not engine.busy
+    assert len(actions) == (len(turns) if count is None else count) and not engine.busy
     return {action.key: action for action in actions}
 
 
@@ -136,6 +136,17 @@ def test_a_collection_samples_from_its_own_seed_and_iteration(server):
         engine.begin(None, seed=5)
         turn = dataclasses.replace(turn_of(0), iteration=2**31 + 7)
         assert play_one(engine, turn).tokens == sampled(turn, seed=5)[0]
+
+
+def test_an_action_has_the_version_at_its_request(server):
+    with connect(server) as engine:
+        engine.begin(None, seed=1, version=4)
+        engine.submit(turn_of(0))
+        engine.swap(None, 5)
+        actions = play(engine, [turn_of(1)], count=2)
+    for key, version in ((0, 4), (1, 5)):
+        tokens, _ = sampled(turn_of(key))
+        assert (actions[key].tokens, actions[key].version_L) == (tokens, [version] * len(tokens))
 
 
 def test_a_collection_may_have_another_temperature(server):

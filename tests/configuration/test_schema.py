@@ -314,9 +314,9 @@ def test_a_value_out_of_range_is_refused(key, value, allowed):
             "got 2 with rollout.devices=1; allowed: 0",
         ),
         (
-            {"rollout": {"port": 0}, "algorithm": {"forks": {"kind": "candidates"}}},
+            {"rollout": {"port": 0}, "recipe": "arpo"},
             "algorithm.forks.kind",
-            "got candidates with rollout.port=0; allowed: none",
+            "got entropy with rollout.port=0; allowed: none",
         ),
         (
             {"rollout": {"servers": ("http://a:1",)}},

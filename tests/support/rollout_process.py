@@ -69,7 +69,10 @@ class Slow:
 
 
 def uncancelled(engine: SlotEngine, params: Any) -> dict[int, Any]:
-    """Actions of this process's turns but every third, which it takes back at a random moment."""
+    """Actions of this process's turns but every third, which it takes back at a random moment.
+
+    The policy is swapped for itself meanwhile, by all processes between the same steps.
+    """
     engine.begin(params, seed=1)
     shard_N = deal([key // 3 for key in range(24)], engine.shard_owners)
     own = [key for key in range(24) if engine.shard_owners[shard_N[key]] == jax.process_index()]
@@ -80,6 +83,8 @@ def uncancelled(engine: SlotEngine, params: Any) -> dict[int, Any]:
     moments = {key: Slow.wait.randrange(6) for key in own if key % 3 == 0}
     actions: dict[int, Any] = {}
     for step in itertools.count():
+        if step in (2, 5):
+            engine.swap(params, step)
         for key in [key for key, moment in moments.items() if moment == step]:
             engine.cancel(key)
         found = engine.step(engine.busy)
@@ -135,9 +140,8 @@ def main() -> None:
     plan = plan_cache(arch, rollout, shards=row_shards(own), tensor=tensor)
     sampling = Sampling(0.8, None, None, 6, (3, 7, 11))
     with jax.set_mesh(mesh):
-        engine = SlotEngine(
-            network, sampling, plan, mesh=own, group_size=3, steps=2, prefill_tokens=64
-        )
+        how = {"group_size": 3, "steps": 2, "prefill_tokens": 64, "on_swap": "prefill"}
+        engine = SlotEngine(network, sampling, plan, mesh=own, **how)
         pool = EnvPool(Slow, engine.concurrency, workers=4, timeout_s=60)
 
         worker = rollout_cases.make_worker(engine, pool, max_turns=4)

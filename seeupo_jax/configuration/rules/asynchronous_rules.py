@@ -29,6 +29,17 @@ def check_asynchronous(config: Config) -> None:
         _check_stale(config)
 
 
+def lag_note(config: Config) -> str | None:
+    """A sentence where SeeUPO's guarantee is lost by earlier policies' data; None: where not."""
+    lag = config.rollout.max_lag
+    if not (lag and config.algorithm.weighs):
+        return None
+    return (
+        f"config.rollout.max_lag={lag}: SeeUPO's guarantee needs on-policy data, which these are"
+        " not; rollout/policy_lag_mean says by how much, and algorithm.importance corrects for it"
+    )
+
+
 def _check_collected(config: Config) -> None:
     """ValueError: an option that samples in rounds, or in trees."""
     algorithm, rollout = config.algorithm, config.rollout

@@ -17,7 +17,7 @@ class Delivery(NamedTuple):
     """What became of delivered members.
 
     taken: counted, now. doubled: delivered before, by whomever. unknown: of tickets that are not
-    admitted.
+    admitted, or of other tasks than theirs.
     """
 
     taken: int = 0
@@ -39,8 +39,8 @@ class TicketCounts(NamedTuple):
     """Where the members of the admitted iterations are that are not taken, and who plays them.
 
     waiting, leased, finished: members. groups_ahead: groups that are finished. workers: that lease.
-    reissued, doubled, unknown: members since the book was opened: put back since their worker was
-    lost; delivered again; delivered of no open ticket.
+    reissued, doubled, unknown: members since the book was opened: put back, since they
+    would not be delivered; delivered again; delivered, of no open ticket.
     """
 
     waiting: int
@@ -64,6 +64,12 @@ class _Group:
     waiting: set[int]
     leased: dict[int, str] = field(default_factory=dict[int, str])
     finished: dict[int, Trajectory] = field(default_factory=dict[int, Trajectory])
+
+    def has(self, finished: FinishedMember) -> bool:
+        """Whether it is of a member of the group."""
+        ticket = self.ticket
+        same_task = finished.trajectory.task_id == ticket.task_id
+        return same_task and finished.member in ticket.members
 
     @property
     def complete(self) -> bool:
@@ -119,7 +125,7 @@ class TicketBook:
         """
         assert len(tasks) == self._tasks and (iteration == self._admitted + 1 or not self._admitted)
         members: dict[int, list[int]] = {}
-        for request in group_requests(tasks, self._group_size):
+        for request in group_requests(tasks, self._group_size, iteration):
             members.setdefault(request.group, []).append(request.member)
         first = (iteration - 1) * self._tasks
         with self._changed:
@@ -135,11 +141,14 @@ class TicketBook:
             self._admitted = iteration
             self._changed.notify_all()
 
-    def lease(self, worker: str, conversations: int) -> list[Ticket]:
+    def lease(self, worker: str, conversations: int, up_to: int | None = None) -> list[Ticket]:
         """The next tickets in the order of their numbers, with the members that wait.
 
         Their members are at most `conversations`; a worker that has none leased gets one ticket
         with more. No later ticket is leased before one that does not fit.
+
+        Args:
+          up_to: the last iteration that the worker may play; None: all that are admitted.
         """
         with self._changed:
             self._workers.add(worker)
@@ -149,23 +158,33 @@ class TicketBook:
                 if not group.waiting:
                     continue
                 alone = idle and not leased and conversations > 0
-                if len(group.waiting) > conversations and not alone:
+                fits = len(group.waiting) <= conversations or alone
+                if not fits or (up_to is not None and group.ticket.iteration > up_to):
                     break
                 conversations -= len(group.waiting)
                 leased.append(self._lease(worker, group, group.waiting))
             return leased
 
-    def claim(self, worker: str, tickets: Iterable[Ticket]) -> None:
-        """Leases members that a worker plays already, as after a restart of the trainer.
+    def hold(self, worker: str, tickets: Iterable[Ticket]) -> None:
+        """Makes a worker's leases those that it says it plays, as after a restart of the trainer.
 
-        Those that do not wait, or are of no open ticket, stay as they are.
+        Of the tickets' members those that wait are leased to it; what else it had leased is put
+        back: the answer to a lease may not have reached it.
         """
         with self._changed:
             self._workers.add(worker)
+            held: set[tuple[int, int]] = set()
             for ticket in tickets:
                 group = self._groups.get(ticket.number)
                 if group is not None and group.ticket.task_id == ticket.task_id:
                     self._lease(worker, group, group.waiting & set(ticket.members))
+                    held |= {(ticket.number, member) for member in ticket.members}
+            self._put_back(worker, lambda number, member: (number, member) not in held)
+
+    def put_back(self, worker: str, members: Collection[tuple[int, int]]) -> None:
+        """Puts back members that a worker has leased and will not deliver, by ticket and number."""
+        with self._changed:
+            self._put_back(worker, lambda number, member: (number, member) in members)
 
     def deliver(
         self, worker: str, finished: Sequence[FinishedMember], usage: Mapping[str, float]
@@ -174,9 +193,6 @@ class TicketBook:
 
         Args:
           usage: the worker's counts and seconds since its last delivery, by name.
-
-        Raises:
-          ValueError: a trajectory of another task than its ticket's; nothing is taken.
         """
         with self._recording:
             with self._changed:
@@ -196,19 +212,10 @@ class TicketBook:
         return Delivery(len(fresh), doubled, unknown)
 
     def lose(self, worker: str) -> int:
-        """Puts back what a worker has not delivered, for others; returns how many members."""
+        """Puts back all that a worker has not delivered; returns how many members."""
         with self._changed:
             self._workers.discard(worker)
-            lost = 0
-            for group in self._groups.values():
-                back = {member for member, holder in group.leased.items() if holder == worker}
-                group.waiting |= back
-                for member in back:
-                    del group.leased[member]
-                lost += len(back)
-            self._reissued += lost
-            self._changed.notify_all()
-            return lost
+            return self._put_back(worker, lambda *_: True)
 
     def complete(self, iteration: int) -> bool:
         """Whether every member of an admitted iteration was delivered."""
@@ -256,25 +263,34 @@ class TicketBook:
         group.leased.update(dict.fromkeys(leased, worker))
         return replace(group.ticket, members=leased)
 
+    def _put_back(self, worker: str, chosen: Callable[[int, int], bool]) -> int:
+        """Lets other workers have what one has leased, if chosen by ticket and member."""
+        lost = 0
+        for number, group in self._groups.items():
+            of_worker = (member for member, holder in group.leased.items() if holder == worker)
+            back = {member for member in of_worker if chosen(number, member)}
+            group.waiting |= back
+            for member in back:
+                del group.leased[member]
+            lost += len(back)
+        self._reissued += lost
+        return lost
+
     def _sort(self, finished: Sequence[FinishedMember]) -> tuple[list[FinishedMember], int, int]:
         """Members that are missing, each once, and how many are doubled and unknown."""
         fresh: dict[tuple[int, int], FinishedMember] = {}
         doubled = unknown = 0
         for each in finished:
-            group = self._groups.get(each.number)
-            if group is None or each.member not in group.ticket.members:
-                is_taken = 0 <= each.number < self._taken * self._tasks
+            key, group = (each.number, each.member), self._groups.get(each.number)
+            if group is None:
+                is_taken = each.number < self._taken * self._tasks
                 doubled, unknown = doubled + is_taken, unknown + (not is_taken)
-                continue
-            if each.trajectory.task_id != group.ticket.task_id:
-                raise ValueError(
-                    f"a trajectory of ticket {each.number}: got task"
-                    f" {each.trajectory.task_id[:80]!r}; allowed: {group.ticket.task_id!r}."
-                )
-            if each.member in group.finished or (each.number, each.member) in fresh:
+            elif not group.has(each):
+                unknown += 1
+            elif each.member in group.finished or key in fresh:
                 doubled += 1
             else:
-                fresh[each.number, each.member] = each
+                fresh[key] = each
         return list(fresh.values()), doubled, unknown
 
     def _numbers(self, iteration: int) -> range:

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from seeupo_jax.types import Trajectory
+import numpy as np
+
+from seeupo_jax.types import UNKNOWN_VERSION, Trajectory
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,14 @@ class FinishedMember:
     number: int
     member: int
     trajectory: Trajectory
+
+
+def versions_of(trajectory: Trajectory) -> set[int]:
+    """The versions of the policies that sampled its tokens, as far as they are known."""
+    of_segments = (segment.versions(trajectory.policy_version) for segment in trajectory.segments)
+    return {int(version) for version_L in of_segments for version in np.unique(version_L)} - {
+        UNKNOWN_VERSION
+    }
 
 
 class PublishedPolicy(NamedTuple):

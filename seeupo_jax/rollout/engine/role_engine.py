@@ -106,6 +106,7 @@ class RoleEngine:
             engine.cancel(key)
 
     def release(self, key: int) -> None:
+        self._frozen_keys.discard(key)
         for engine in self._engines:
             engine.release(key)
 

@@ -125,6 +125,8 @@ class SlotEngine:
         self._fixed_steps = fixed_steps
         self._mesh, self._read_plan, self._grammars = mesh, read_plan, grammars
         self._constraints, self._agree = constraints, agree
+        if on_swap not in ("keep", "prefill"):
+            raise ValueError(f"on_swap: got {on_swap!r}; allowed: keep, prefill.")
         self._prefills_on_swap = on_swap == "prefill"
         self._steps = 1 if grammars is not None else min(steps, sampling.max_tokens)
         self._group_size = group_size if read_plan.kernel == "xla" else 1
@@ -220,6 +222,7 @@ class SlotEngine:
         self._shards[turn.shard].waiting.append(turn)
 
     def cancel(self, key: int) -> None:
+        self._landed = [action for action in self._landed if action.key != key]
         for shard in self._shards.values():
             shard.cancel(key)
 

@@ -23,8 +23,7 @@ from seeupo_jax.policy.files.safetensors_files import Tensors
 from seeupo_jax.policy.network import Network
 from seeupo_jax.rollout.engine.sampler_layout import sampler_dtype
 
-# Of one file. The host holds two files: their arrays, and the bytes that are written.
-FILE_BYTES = 2**29
+FILE_BYTES = 2**29  # of one file at most, whose arrays the host holds at a time
 _PART = re.compile(r"(.+)\[(\d+):(\d+)\]")  # a name, and some of its rows
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -10,10 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-from etils import epath
 from flax.traverse_util import flatten_dict
 
-from seeupo_jax.checkpoint.manifest import describe_files, write_manifest
 from seeupo_jax.checkpoint.process_sync import on_all, on_primary
 from seeupo_jax.errors import name_file, reason
 from seeupo_jax.policy.files.safetensors_files import write_tensors
@@ -23,6 +20,7 @@ from seeupo_jax.rollout.weights.versions import (
     begin_version,
     drop_unfinished,
     finish_version,
+    identity,
     newest_version,
 )
 
@@ -32,10 +30,12 @@ _LOGGER = logging.getLogger(__name__)
 class Publication(NamedTuple):
     """What came of publishing a version.
 
-    bytes: of its files. seconds: that it took. failure: a sentence; None: samplers can read it.
+    identity: as of `versions`. bytes: of its files. seconds: that it took.
+    failure: a sentence; None: samplers can read it.
     """
 
     version: int
+    identity: str
     bytes: int
     seconds: float
     failure: str | None = None
@@ -92,30 +92,22 @@ def publish_folder(
       write: takes an empty folder, which process 0 fills; all processes call it.
       arrays: types and shapes by name, for the manifest.
     """
-    began, files, failure = time.monotonic(), {}, None
+    began, manifest, failure = time.monotonic(), None, None
     try:
         with name_file(folder):
             unfinished = Path(on_primary(lambda: str(begin_version(folder))))
             on_all(lambda: write(unfinished))
-            files = on_primary(lambda: _finish(folder, unfinished, version, arrays or {}))
+            manifest = on_primary(lambda: finish_version(folder, version, arrays or {}))
     except OSError as error:
         failure = _failure(folder, version, error)
         if jax.process_index() == 0:
             _LOGGER.warning(failure)
-            with contextlib.suppress(OSError):
-                drop_unfinished(folder)
-    size = sum(file["bytes"] for file in files.values())
-    return Publication(version, size, time.monotonic() - began, failure)
-
-
-def _finish(
-    folder: Path, unfinished: Path, version: int, arrays: Mapping[str, str]
-) -> dict[str, Any]:
-    inside = epath.Path(unfinished)
-    files = describe_files(inside, inside)
-    write_manifest(inside, {"version": version, "arrays": dict(arrays), "files": files})
-    finish_version(folder, version)
-    return files
+            drop_unfinished(folder)
+    seconds = time.monotonic() - began
+    if manifest is None:
+        return Publication(version, "", 0, seconds, failure)
+    size = sum(file["bytes"] for file in manifest["files"].values())
+    return Publication(version, identity(manifest), size, seconds)
 
 
 def _failure(folder: Path, version: int, error: OSError) -> str:

@@ -1,8 +1,8 @@
 """The folder of published policies: each version a folder, there whole or not at all.
 
-A version is written into a folder of another name and renamed once it is on the disk. Its own name
-is `VERSION-DIGEST`: a run that was resumed from an older checkpoint gives other bytes another name,
-and the same bytes the same, which a worker need not copy again.
+A version is written into a folder of another name and renamed once it is on the disk. Its identity
+is a digest of all its bytes: a run that was resumed from an older checkpoint may publish a version
+again with other bytes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from etils import epath
 
@@ -23,53 +23,77 @@ from seeupo_jax.checkpoint.manifest import (
     MANIFEST,
     DamagedCheckpoint,
     check_files,
+    describe_files,
     read_manifest,
     remove_manifest,
+    write_manifest,
 )
 from seeupo_jax.durable_files import make_folder, sync_folder
+from seeupo_jax.errors import reason
 
 FOLDER = "weights"  # in a run's workdir
 KEPT = 2  # versions: samplers may still read the one before the newest
-_NAME = re.compile(r"(\d+)-([0-9a-f]{12})")
+_NAME = re.compile("0|[1-9][0-9]*")  # of a version's folder
 _UNFINISHED = ".unfinished"
 
 
-class Version(NamedTuple):
-    """A published policy: sweeps behind it, and its folder's name, which no other bytes have."""
+class UnusableVersion(Exception):
+    """Why a version cannot be read; the text is a sentence.
 
-    number: int
-    name: str
+    gone: the trainer has removed or replaced it meanwhile; the newest one can be read. Otherwise
+    it is damaged.
+    """
+
+    def __init__(self, sentence: str, *, gone: bool):
+        super().__init__(sentence)
+        self.gone = gone
 
 
-def versions(folder: Path) -> list[Version]:
+def versions(folder: Path) -> list[int]:
     """The whole versions in a folder, the newest last; a folder that is not there has none."""
     found = []
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for name in os.listdir(folder):
-            named = _NAME.fullmatch(name)
-            if named is not None and (folder / name / MANIFEST).is_file():
-                found.append(Version(int(named[1]), name))
+            if _NAME.fullmatch(name) and (folder / name / MANIFEST).is_file():
+                found.append(int(name))
     return sorted(found)
 
 
-def newest_version(folder: str | os.PathLike[str]) -> int | None:
+def newest_version(folder: Path) -> int | None:
     """The newest version that is whole; None: there is none."""
-    there = versions(Path(folder))
-    return there[-1].number if there else None
+    return max(versions(folder), default=None)
 
 
-def check_version(folder: Path, name: str) -> dict[str, Any]:
-    """The manifest of a version, each of whose files is as it was published.
+def identity(manifest: Mapping[str, Any]) -> str:
+    """A digest of a version's manifest, and so of all its bytes: 64 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
-    Returns: `version`, `arrays` (their types, by name), and `files` with their sizes and SHA-256.
+
+@contextlib.contextmanager
+def checked_version(folder: Path) -> Generator[dict[str, Any]]:
+    """A version while it is read: its manifest, after every file is compared with it.
+
+    Args:
+      folder: of the version.
 
     Raises:
-      DamagedCheckpoint: it is not what was published. OSError: it is gone, or cannot be read.
+      UnusableVersion: before or after the reading.
     """
-    inside = epath.Path(folder / name)
-    manifest = read_manifest(inside)
-    check_files(inside, manifest["files"])
-    return manifest
+    manifest = None
+    try:
+        manifest = _read_checked(folder)
+        yield manifest
+    except Exception as error:
+        gone = not _is_there(folder, manifest)
+        if not gone and not isinstance(error, (DamagedCheckpoint, OSError)):
+            raise
+        if not gone:
+            raise UnusableVersion(f"{folder} {_damage(error)}.", gone=False) from error
+    else:
+        gone = not _is_there(folder, manifest)
+    if gone:
+        sentence = f"{folder} was removed or replaced while it was read; read the newest version."
+        raise UnusableVersion(sentence, gone=True)
 
 
 def begin_version(folder: Path) -> Path:
@@ -81,26 +105,56 @@ def begin_version(folder: Path) -> Path:
     return unfinished
 
 
-def finish_version(folder: Path, version: int) -> Version:
+def finish_version(folder: Path, version: int, arrays: Mapping[str, str]) -> dict[str, Any]:
     """Makes what was written the newest version, in one moment, and removes what is not kept.
 
-    The same and newer ones with other bytes, of a run that was resumed from an older checkpoint,
-    are removed before.
+    The same version with other bytes, and newer ones, are removed before: the run was resumed from
+    an older checkpoint.
+
+    Args:
+      arrays: types and shapes by name, for the manifest.
+
+    Returns: the manifest: `version`, `arrays`, and `files` with their sizes and SHA-256.
     """
-    unfinished = folder / _UNFINISHED
-    made = Version(version, f"{version}-{_digest(unfinished)}")
-    for other in versions(folder):
-        if other.number >= version and other != made:
-            remove_version(folder, other)
-    if made in versions(folder):
+    unfinished = epath.Path(folder / _UNFINISHED)
+    files = describe_files(unfinished, unfinished)
+    manifest = {"version": version, "arrays": dict(arrays), "files": files}
+    write_manifest(unfinished, manifest)
+    _put(folder, manifest)
+    return manifest
+
+
+def receive_version(folder: Path, version: int, fetch: Callable[[str, Path], None]) -> Path:
+    """Copies a version from elsewhere into a folder, whole or not at all.
+
+    It is the newest then, as after `finish_version`.
+
+    Args:
+      folder: of this process alone.
+      fetch: copies a file of the version, by its name, to a path.
+
+    Returns: its folder.
+
+    Raises:
+      UnusableVersion: what came is not what was published. Whatever `fetch` raises.
+    """
+    unfinished = begin_version(folder)
+    try:
+        fetch(MANIFEST, unfinished / MANIFEST)
+        for file in read_manifest(epath.Path(unfinished))["files"]:
+            if Path(file).name != file:
+                raise DamagedCheckpoint(f"names the file {file}, which is outside of it")
+            fetch(file, unfinished / file)
+        manifest = _read_checked(unfinished)
+        if manifest["version"] != version:
+            raise DamagedCheckpoint(f"is version {manifest['version']}")
+        _put(folder, manifest)
+    except DamagedCheckpoint as error:
+        sentence = f"version {version}, as received in {folder}, {error}."
+        raise UnusableVersion(sentence, gone=False) from error
+    finally:
         drop_unfinished(folder)
-    else:
-        shutil.rmtree(folder / made.name, ignore_errors=True)  # removed by half
-        unfinished.rename(folder / made.name)
-        sync_folder(folder)
-    for old in versions(folder)[:-KEPT]:
-        remove_version(folder, old)
-    return made
+    return folder / str(version)
 
 
 def drop_unfinished(folder: Path) -> None:
@@ -108,54 +162,59 @@ def drop_unfinished(folder: Path) -> None:
     shutil.rmtree(folder / _UNFINISHED, ignore_errors=True)
 
 
-def remove_version(folder: Path, version: Version) -> None:
-    """Removes a version so that it never counts while it is only half there."""
-    with contextlib.suppress(FileNotFoundError):
-        remove_manifest(epath.Path(folder / version.name))
-    shutil.rmtree(folder / version.name, ignore_errors=True)
+def _put(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Renames the unfinished version into its place, unless the same bytes are there."""
+    version = manifest["version"]
+    for newer in [each for each in versions(folder) if each > version]:
+        _remove(folder / str(newer))
+    place = folder / str(version)
+    if not _holds(place, manifest):
+        _remove(place)
+        (folder / _UNFINISHED).rename(place)
+    drop_unfinished(folder)
+    # The version is there: what fails now is no failure of it.
+    with contextlib.suppress(OSError):
+        sync_folder(folder)
+        for old in versions(folder)[:-KEPT]:
+            _remove(folder / str(old))
 
 
-def receive_version(folder: Path, name: str, fetch: Callable[[str, Path], None]) -> Version:
-    """Copies a version from elsewhere into a folder, whole or not at all, unless it is there.
-
-    It is the newest then: newer ones that the folder has are removed, as by `finish_version`.
-
-    Args:
-      folder: of this process alone.
-      name: of the version's folder there.
-      fetch: copies a file of the version, by its name, to a path.
-
-    Raises:
-      DamagedCheckpoint: what came is not what was published. Whatever `fetch` raises.
-    """
-    named = _NAME.fullmatch(name)
-    if named is None:
-        raise DamagedCheckpoint(f"is called {name!r}, which is no name of a version")
-    version = Version(int(named[1]), name)
-    if versions(folder)[-1:] == [version]:
-        return version
-    unfinished = begin_version(folder)
-    try:
-        _receive(unfinished, name, fetch)
-        finish_version(folder, version.number)
-    finally:
-        drop_unfinished(folder)
-    return version
-
-
-def _receive(unfinished: Path, name: str, fetch: Callable[[str, Path], None]) -> None:
-    fetch(MANIFEST, unfinished / MANIFEST)
-    files = read_manifest(epath.Path(unfinished))["files"]
-    if name.partition("-")[2] != _digest(unfinished):
-        raise DamagedCheckpoint("has another manifest than its name says")
-    for file in files:
-        if Path(file).name != file:
-            raise DamagedCheckpoint(f"names the file {file}, which is outside of it")
-        fetch(file, unfinished / file)
-    check_files(epath.Path(unfinished), files)
-
-
-def _digest(folder: Path) -> str:
-    """What the name of a version has of the SHA-256 of its manifest, and so of all its bytes."""
+def _read_checked(folder: Path) -> dict[str, Any]:
+    """The manifest of a version, with which every file is compared."""
     manifest = read_manifest(epath.Path(folder))
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:12]
+    check_files(epath.Path(folder), manifest["files"])
+    return manifest
+
+
+def _is_there(folder: Path, manifest: Mapping[str, Any] | None) -> bool:
+    """Whether a version has this manifest still; None: any."""
+    try:
+        found = read_manifest(epath.Path(folder))
+    except FileNotFoundError:
+        return False
+    except (DamagedCheckpoint, OSError):
+        return True
+    return manifest is None or found == manifest
+
+
+def _holds(folder: Path, manifest: Mapping[str, Any]) -> bool:
+    """Whether a version with this manifest is there, undamaged."""
+    try:
+        return _read_checked(folder) == manifest
+    except (DamagedCheckpoint, OSError):
+        return False
+
+
+def _remove(folder: Path) -> None:
+    """Removes a version so that it never counts while it is only half there."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        remove_manifest(epath.Path(folder))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _damage(error: Exception) -> str:
+    """The end of a sentence that begins with a version's folder."""
+    if isinstance(error, DamagedCheckpoint):
+        return str(error)
+    named = f" {error.filename}" if getattr(error, "filename", None) else ""
+    return f"cannot be read ({reason(error)}{named})"
