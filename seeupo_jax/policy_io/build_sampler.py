@@ -72,7 +72,6 @@ def build_engine(
         group_size=rollout.group_size,
         steps=rollout.decode_steps,
         prefill_tokens=rollout.prefill_tokens,
-        on_swap=rollout.on_swap,
         few=build.uses_few_shapes(config, made.mesh),
         records=config.algorithm.router_replay == "rollout",
         int8=rollout.quantize == "int8",
