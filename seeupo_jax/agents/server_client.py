@@ -14,6 +14,7 @@ from seeupo_jax.configuration.user_code import listed
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 SHOWN = 300  # characters of a reply that an error quotes
+CONNECT_S = 10.0  # seconds after which a machine that says nothing is not there
 
 Read = TypeVar("Read")
 
@@ -66,7 +67,7 @@ class ServerClient:
         self._http = urllib3.PoolManager(
             maxsize=connections,
             headers={} if key is None else {"Authorization": f"Bearer {key}"},
-            timeout=timeout_s,
+            timeout=urllib3.Timeout(connect=min(CONNECT_S, timeout_s), read=timeout_s),
             retries=False,
         )
         self._closed = threading.Event()

@@ -178,10 +178,7 @@ class ServerPool(RequestEngine):
         folder = self._publish(params, version)
         self._versions[folder.name] = version
         with ThreadPoolExecutor(len(self._servers)) as threads:
-            for _ in threads.map(
-                lambda server: self._update(server, folder, under_way), self._servers
-            ):
-                pass
+            [*threads.map(lambda server: self._update(server, folder, under_way), self._servers)]
         if not self._taking:
             raise self._none_left()
         self._kept = folder.name if self._keeps else None
