@@ -339,7 +339,11 @@ def test_a_value_out_of_range_is_refused(key, value, allowed):
             "got 1 with rollout.engine=openai; allowed: 0",
         ),
         (
-            {"rollout": SERVED, "lora": {"rank": 2, "merge": False}},
+            {
+                "rollout": SERVED,
+                "lora": {"rank": 2, "merge": False},
+                "model": {"path": "package:order_desk"},
+            },
             "lora.merge",
             "got False with rollout.engine=openai; allowed: True",
         ),
