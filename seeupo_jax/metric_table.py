@@ -174,6 +174,7 @@ TOKENS = (
     Metric("rollout/server_retries", "requests", "sum"),
     Metric("rollout/server_failures", "requests", "sum"),
     Metric("rollout/server_dropped", "requests", "sum"),
+    Metric("rollout/servers_left_out", "servers", "sum"),
     Metric("rollout/action_tokens_mean", "tokens per trajectory", "mean of trajectories"),
     Metric("rollout/action_tokens_p90", "tokens per trajectory", "90th percentile"),
     Metric("rollout/context_tokens_mean", "tokens per trajectory", "mean of trajectories"),

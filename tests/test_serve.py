@@ -265,7 +265,7 @@ def test_a_server_begins_with_the_configured_seed_and_form_of_tool_calls():
     form = resolve_form(config.agent, policy.tokenizer)
     assert form == AnswerForm(choose_format("llama"), thoughts_apart=True)
     serving = serve._begin(config, policy, form, SimpleNamespace(asked=False))
-    assert policy.engine.began == {"seed": 7}
+    assert policy.engine.began == {"seed": 7, "version": 0}
     assert serving._form is form
 
 

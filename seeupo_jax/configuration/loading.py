@@ -21,6 +21,7 @@ from seeupo_jax.configuration.rules.algorithm_rules import (
     unread_fields,
 )
 from seeupo_jax.configuration.rules.asynchronous_rules import check_asynchronous
+from seeupo_jax.configuration.rules.server_rules import check_servers
 from seeupo_jax.configuration.schema import Config, Curriculum, recipe_fields
 from seeupo_jax.configuration.teacher_schema import check_teacher
 from seeupo_jax.configuration.user_code import shown
@@ -193,6 +194,7 @@ def _check_combination(config: Config, recipe: Mapping[str, Any]) -> None:
         )
     _check_curriculum(config.curriculum)
     check_asynchronous(config)
+    check_servers(config)
     buckets = config.batching.buckets
     rising = list(buckets) == sorted(set(buckets)) and min(buckets, default=1) > 0
     if buckets and (not rising or buckets[-1] < rollout.max_context):

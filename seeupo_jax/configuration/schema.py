@@ -55,6 +55,10 @@ class Env:
     """Largest reward in magnitude, of a step or an episode; more is an error of the environment."""
 
 
+def _are_addresses(urls: tuple[str, ...]) -> bool:
+    return all(is_url(url) for url in urls) and len({*urls}) == len(urls)
+
+
 @dataclass(frozen=True)
 class Rollout:
     """Sampling of trajectories."""
@@ -115,6 +119,21 @@ class Rollout:
     on_swap: str = choice("keep", "prefill")
     """Conversations under way when a sampler takes a newer policy: keep, their keys and values
     stay; prefill, their contexts are prefilled again."""
+    engine: str = choice("built_in", "openai")
+    """What samples in training: built_in, the devices of the run; openai, servers that are given
+    each version of the policy."""
+    servers: tuple[str, ...] = checked(
+        (), "addresses such as http://HOST:PORT, each once", _are_addresses
+    )
+    """Addresses of the servers of engine=openai."""
+    server_model: str | None = None
+    """What the servers call the policy; none: the only model that each lists."""
+    server_dialect: str = choice("auto", "vllm", "sglang")
+    """Whose requests the servers take; auto: by who says that it owns the model, else vllm."""
+    server_timeout_s: float = within(1, 1_000_000, 600.0)
+    """Seconds after which a request to a server, or an update of its weights, has failed."""
+    server_folder: str | None = path_field()
+    """WORKDIR/served_weights as the servers see it; none: by the same path."""
 
     @property
     def trajectories(self) -> int:

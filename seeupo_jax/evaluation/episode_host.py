@@ -15,6 +15,7 @@ from seeupo_jax.agents.agent_player import AgentHost
 from seeupo_jax.agents.agent_tasks import AgentTasks, misspelt_functions
 from seeupo_jax.agents.answer_form import AnswerForm, resolve_form
 from seeupo_jax.agents.calls import Access, Runner, Session
+from seeupo_jax.agents.control import Control
 from seeupo_jax.agents.openai_server import OpenAIServer
 from seeupo_jax.agents.runners.command_agents import CommandAgents, split_command
 from seeupo_jax.agents.runners.function_agents import FunctionAgents, load_function, open_clients
@@ -346,12 +347,13 @@ def make_endpoint(
     serves: bool = False,
     origins: Sequence[str] = (),
     metrics: Callable[[], bytes] | None = None,
+    controls: Sequence[Control] = (),
 ) -> Endpoint:
     """An endpoint that does not listen yet.
 
     Args:
       model: the served name. form: of its answers. serves: as of `SamplingRules`.
-      origins, metrics: as of `Endpoint`.
+      origins, metrics, controls: as of `Endpoint`.
 
     Raises:
       ValueError: the extra `agents` is not installed.
@@ -367,6 +369,7 @@ def make_endpoint(
         limits=Limits(request_bytes=agent.request_kib * 2**10),
         origins=origins,
         metrics=metrics,
+        controls=controls,
     )
 
 

@@ -83,6 +83,11 @@ def abstract_run(
     Raises:
       ValueError: an impossible mesh, model or cache.
     """
+    if config.rollout.engine != "built_in":
+        raise ValueError(
+            f"config.rollout.engine: got {config.rollout.engine}; allowed: built_in, since what"
+            " servers take is not known here."
+        )
     build.check_layout(config, mesh)
     policy, params = build.abstract_policy(config, mesh)
     if policy.tokenizer is None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.agents.agent_tasks import AgentTasks, find_tasks
+from seeupo_jax.agents.server_pool import ServerPool
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.envs.tasks import list_task_shares
@@ -32,6 +33,7 @@ from seeupo_jax.training.reference_answers import ReferenceAnswers
 from seeupo_jax.training.run_log import RunLog
 from seeupo_jax.training.sampler_parts import SamplerParts, build_sampler
 from seeupo_jax.training.sampler_thread import SamplerThread
+from seeupo_jax.training.served_rollout import build_server_pool
 from seeupo_jax.training.stagnation import Stagnation
 from seeupo_jax.training.trajectory_source import TrajectorySource
 from seeupo_jax.training.worker_processes import WorkerProcesses
@@ -65,8 +67,8 @@ class RunComponents:
     stagnation: Stagnation
 
     @property
-    def engine(self) -> SlotEngine:
-        """The policy's engine on the devices that train."""
+    def engine(self) -> SlotEngine | ServerPool:
+        """The policy's engine: on the devices that train, or servers."""
         return self.sampler.engine
 
     @property
@@ -96,6 +98,9 @@ def build_components(
       params: those of the policy that train.
     """
     learner, train, ref_params = build_learner(config, policy, params)
+    served = None
+    if config.rollout.engine == "openai":
+        served = build_server_pool(config, workdir, policy, progress.log)
     tasks, references = find_tasks(config), None
     sampler = build_sampler(
         for_evaluations(config),
@@ -104,6 +109,7 @@ def build_components(
         stop=lambda: request.asked,
         watch=progress.watch,
         log=progress.log,
+        served=served,
     )
     if config.algorithm.estimator.scores_answers:
         template = config.algorithm.estimator.gain_template

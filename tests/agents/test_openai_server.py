@@ -13,8 +13,10 @@ import openai_cases as cases
 import pytest
 from rollout_cases import NumberTokenizer, make_worker
 
-from seeupo_jax.agents import openai_server
-from seeupo_jax.agents.openai_server import DIALECTS, OpenAIServer, request_seed
+from seeupo_jax.agents import request_engine
+from seeupo_jax.agents.action_client import request_seed
+from seeupo_jax.agents.openai_server import OpenAIServer
+from seeupo_jax.agents.server_dialects import DIALECTS
 from seeupo_jax.envs.base import StepResult
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.rollout.collect import collect, group_requests
@@ -318,7 +320,7 @@ def test_the_wait_for_an_action_is_short(server):
 
 def test_an_action_that_has_come_does_not_wait_for_one_that_has_not(server, monkeypatch):
     released = threading.Event()
-    monkeypatch.setattr(openai_server, "STEP_S", 10)
+    monkeypatch.setattr(request_engine, "STEP_S", 10)
     with connect(server) as engine:
         server.script.append(lambda reply: released.wait(20) and cases.right(reply))
         engine.submit(turn_of(0))

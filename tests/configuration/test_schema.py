@@ -12,6 +12,7 @@ from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.configuration.schema import Config, Mesh
 
 AHEAD = {"max_lag": 1, "devices": 1}  # of config.rollout
+SERVED = {"engine": "openai", "servers": ("http://a:1",)}
 
 
 def _refused(values):
@@ -316,6 +317,35 @@ def test_a_value_out_of_range_is_refused(key, value, allowed):
             {"rollout": {"port": 0}, "recipe": "arpo"},
             "algorithm.forks.kind",
             "got entropy with rollout.port=0; allowed: none",
+        ),
+        (
+            {"rollout": {"servers": ("http://a:1",)}},
+            "rollout.servers",
+            "got http://a:1 with rollout.engine=built_in; allowed: none, or rollout.engine=openai",
+        ),
+        (
+            {"rollout": {"engine": "openai"}},
+            "rollout.servers",
+            "allowed: at least one address such as http://HOST:PORT",
+        ),
+        (
+            {"rollout": SERVED | {"temperature": 0.5}},
+            "rollout.temperature",
+            "got 0.5 with rollout.engine=openai; allowed: 1, since",
+        ),
+        (
+            {"rollout": SERVED | {"devices": 1}},
+            "rollout.devices",
+            "got 1 with rollout.engine=openai; allowed: 0",
+        ),
+        (
+            {
+                "rollout": SERVED,
+                "lora": {"rank": 2, "merge": False},
+                "model": {"path": "package:order_desk"},
+            },
+            "lora.merge",
+            "got False with rollout.engine=openai; allowed: True",
         ),
         (
             {"rollout": {"grammar": "tool_calls"}, "agent": {"tool_format": "gemma"}},
