@@ -288,6 +288,9 @@ def refusal(capsys, *arguments):
 REFUSED = {
     "--temperature: got '-1'; allowed: 0, which takes the likeliest": ["--temperature=-1"],
     "--temperature: got '0.001'; allowed: 0, which": ["--temperature=0.001"],
+    "--weight_updates: got 'missing'; allowed: a folder that is there": [
+        "--weight_updates=missing"
+    ],
     "--step: got 'best'; allowed: with --workdir": ["--step=best"],
     "--weights: got 'ema'; allowed: with --workdir": ["--weights=ema"],
     "--model: got 'x' with --workdir; allowed: one of the two": ["--model=x", "--workdir=runs"],
