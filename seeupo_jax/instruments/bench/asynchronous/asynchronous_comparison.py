@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,8 @@ def _measure(flags: argparse.Namespace, way: Way) -> dict[str, float]:
     """Medians over the timed iterations of one way."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as started:
         workdir = Path(folder, "run")
+        if way.workers:
+            way = replace(way, fields={**way.fields, "rollout.port": _free_port()})
         trainers = [
             _start(started, Path(folder, f"trainer{number}.log"), line, way)
             for number, line in enumerate(_trainer_lines(flags, way, workdir))
