@@ -127,17 +127,14 @@ class TicketBook:
         members: dict[int, list[int]] = {}
         for request in group_requests(tasks, self._group_size, iteration):
             members.setdefault(request.group, []).append(request.member)
-        first = (iteration - 1) * self._tasks
+        first, known = (iteration - 1) * self._tasks, {} if finished is None else finished
         with self._changed:
             self._taken = self._taken if self._admitted else iteration - 1
             for group, task_id in enumerate(tasks):
                 ticket = Ticket(first + group, iteration, group, task_id, tuple(members[group]))
-                opened = _Group(ticket, set(ticket.members))
-                for member in ticket.members:
-                    if finished is not None and (group, member) in finished:
-                        opened.waiting.discard(member)
-                        opened.finished[member] = finished[group, member]
-                self._groups[ticket.number] = opened
+                done = {m: known[group, m] for m in ticket.members if (group, m) in known}
+                missing = set(ticket.members) - done.keys()
+                self._groups[ticket.number] = _Group(ticket, missing, finished=done)
             self._admitted = iteration
             self._changed.notify_all()
 
@@ -189,9 +186,10 @@ class TicketBook:
     def deliver(
         self, worker: str, finished: Sequence[FinishedMember], usage: Mapping[str, float]
     ) -> Delivery:
-        """Takes finished members, whoever leased them; one that was delivered before counts once.
+        """Takes finished members; one that was delivered before counts once.
 
         Args:
+          worker: who played them; someone else may have leased them since it was lost.
           usage: the worker's counts and seconds since its last delivery, by name.
         """
         with self._recording:

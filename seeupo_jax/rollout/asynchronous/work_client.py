@@ -30,12 +30,13 @@ from seeupo_jax.rollout.asynchronous.work_messages import (
     LEASE,
     LEAVE,
     PROGRAM,
+    REFUSAL_TYPE,
     REGISTER,
     UNKNOWN_WORKER,
     WEIGHTS,
     Alive,
     Deliver,
-    Lease,
+    LeaseTickets,
     Leave,
     Message,
     Register,
@@ -131,9 +132,9 @@ class WorkClient:
             self._raise_failure()
             if version is None:
                 return []
-            held = tuple(self._held.values())
-            name = self._names[version]
-            status = self._try(LEASE, Lease(self._worker, conversations, version, name, held))
+            held, name = tuple(self._held.values()), self._names[version]
+            message = LeaseTickets(self._worker, conversations, version, name, held)
+            status = self._try(LEASE, message)
             if status is None:
                 return []
             for ticket in status.tickets:
@@ -284,17 +285,16 @@ class WorkClient:
                 return work_messages.unpack(data, Status)
             except ValueError as error:
                 raise _Away(str(error)) from None
+        if kind != REFUSAL_TYPE or status not in (400, 401, 403, 413, UNKNOWN_WORKER):
+            self._hang_up()
+            raise _Away(f"what answers there says {status}")
         if status == UNKNOWN_WORKER:
             return None
-        if status == 401:
-            used = self._address
+        used = self._address
+        if status == 401 and self._find() != used:
             self._hang_up()
-            if self._find() != used:
-                raise _Away("it was restarted")
-        if status in (400, 401, 403, 413):
-            raise ValueError(data.decode(errors="replace").strip()[:1000])
-        self._hang_up()
-        raise _Away(f"something answers there with status {status}")
+            raise _Away("it was restarted")
+        raise ValueError(data.decode(errors="replace").strip()[:1000])
 
     def _request(self, path: str, body: bytes) -> tuple[int, str, bytes]:
         """Status, type and content of an answer."""

@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seeupo_jax.rollout.asynchronous.work_messages import CONTENT_TYPE
+from seeupo_jax.rollout.asynchronous.work_messages import CONTENT_TYPE, REFUSAL_TYPE
 
 _LOGGER = logging.getLogger(__name__)
 _CHUNK = 2**20
@@ -259,7 +259,7 @@ class _Handler(BaseHTTPRequestHandler):
         data = f"{refusal}\n".encode()
         self.close_connection = self.close_connection or self._unread
         head = {"Connection": "close"} if self.close_connection else {}
-        self._send_head(refusal.status, "text/plain; charset=utf-8", len(data), head)
+        self._send_head(refusal.status, REFUSAL_TYPE, len(data), head)
         self.wfile.write(data)
         self.wfile.flush()
         if self._unread:

@@ -1,6 +1,6 @@
 """What a trainer and its workers say to each other over HTTP: messages, and where to send them.
 
-Messages are packed as `stored_trajectories` does; refusals are sentences of plain text. Requests
+Messages are packed as `stored_trajectories` does; refusals are sentences. Requests
 have the run's key as `Authorization: Bearer KEY`.
 """
 
@@ -26,7 +26,8 @@ from seeupo_jax.types import Segment, Trajectory
 PROGRAM = seeupo_jax.__version__  # which a worker must share with its trainer
 KEY_VARIABLE = "SEEUPO_ROLLOUT_KEY"
 ADDRESS_FILE = "workers.json"  # in the run's workdir
-CONTENT_TYPE = "application/x-seeupo-work"  # of every answer but refusals
+# Of answers and of refusals: nothing else has them that answers at the address.
+CONTENT_TYPE, REFUSAL_TYPE = "application/x-seeupo-work", "text/x-seeupo-refusal; charset=utf-8"
 REGISTER, LEASE, DELIVER, ALIVE, LEAVE = "/register", "/lease", "/deliver", "/alive", "/leave"
 WEIGHTS = "/weights/"  # then VERSION-DIGEST/FILE
 UNKNOWN_WORKER = 410  # the status that asks a worker to register, again or at all
@@ -47,7 +48,7 @@ class Register:
 
 
 @dataclass(frozen=True)
-class Lease:
+class LeaseTickets:
     """As `WorkSource.lease`.
 
     version, policy: of the policy that the worker has, and its name. held: as of `Register`.
@@ -103,8 +104,8 @@ class Status:
     tickets: tuple[Ticket, ...] = ()
 
 
-MESSAGES = {REGISTER: Register, LEASE: Lease, DELIVER: Deliver, ALIVE: Alive, LEAVE: Leave}
-Message = Register | Lease | Deliver | Alive | Leave
+MESSAGES = {REGISTER: Register, LEASE: LeaseTickets, DELIVER: Deliver, ALIVE: Alive, LEAVE: Leave}
+Message = Register | LeaseTickets | Deliver | Alive | Leave
 _TYPES = (*MESSAGES.values(), Status, Ticket, FinishedMember, Trajectory, Segment)
 
 

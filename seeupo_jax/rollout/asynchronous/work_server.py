@@ -24,7 +24,7 @@ from seeupo_jax.rollout.asynchronous.work_messages import (
     UNKNOWN_WORKER,
     WEIGHTS,
     Deliver,
-    Lease,
+    LeaseTickets,
     Leave,
     Message,
     Register,
@@ -103,20 +103,21 @@ class WorkServer:
           ValueError: the address is not available, or SEEUPO_ROLLOUT_KEY cannot be sent.
         """
         try:
-            self._http = HttpServer(host, port, self._limits)
+            http = HttpServer(host, port, self._limits)
         except (OSError, OverflowError) as error:
             raise ValueError(
                 f"config.rollout.port: {host}:{port} cannot be listened on: {error}."
             ) from None
         known_as = socket.gethostname() if host in ("", "0.0.0.0", "::") else host
         try:
-            key = work_messages.write_address(self._workdir, known_as, self._http.port)
+            key = work_messages.write_address(self._workdir, known_as, http.port)
         except BaseException:
-            self._http.close()
+            http.close()
             raise
-        self._http.serve(Service(key, self._answer, self._weight_file, self._hung_up))
+        self._http = http
+        http.serve(Service(key, self._answer, self._weight_file, self._hung_up))
         self._watch.start()
-        return f"{known_as}:{self._http.port}"
+        return f"{known_as}:{http.port}"
 
     def publish(self, version: int) -> None:
         """Offers a version that is whole in WORKDIR/weights to all workers, as the newest."""
@@ -159,7 +160,7 @@ class WorkServer:
         if isinstance(message, Register):
             self._register(message)
         delivered_before = self._hear(message)
-        if isinstance(message, Lease):
+        if isinstance(message, LeaseTickets):
             return self._status(message.worker, self._lease(message))
         if isinstance(message, Deliver):
             self._deliver(message, {} if delivered_before else message.usage)
@@ -198,7 +199,7 @@ class WorkServer:
                 return False
             return message.number <= worker.delivery
 
-    def _lease(self, message: Lease) -> list[Ticket]:
+    def _lease(self, message: LeaseTickets) -> list[Ticket]:
         """The tickets that a worker may play with the policy that it has."""
         self._book.hold(message.worker, message.held)
         if not self._published or not self._has_published(message.version, message.policy):

@@ -238,13 +238,24 @@ def test_another_key_is_refused(tmp_path, monkeypatch):
             client.newer_policy(None)
 
 
-@pytest.mark.parametrize("there", ["nothing", "no one", "something else", "no server"])
+class SomethingElse(http.server.BaseHTTPRequestHandler):
+    """Another program at the trainer's old address, which wants another key."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_error(self.server.status)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("there", ["nothing", "no one", 200, 401, 403, 410, 500])
 def test_a_trainer_that_stays_away_ends_the_worker_with_a_sentence(tmp_path, there):
     with contextlib.ExitStack() as opened:
         port = free_port()
-        if there == "something else":
-            other = http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
-            other.RequestHandlerClass.log_message = lambda *_: None
+        if isinstance(there, int):
+            other = http.server.HTTPServer(("127.0.0.1", 0), SomethingElse)
+            other.status = there
             threading.Thread(target=other.serve_forever, daemon=True).start()
             opened.callback(other.server_close)
             opened.callback(other.shutdown)

@@ -22,7 +22,13 @@ from seeupo_jax.rollout.asynchronous import work_messages
 from seeupo_jax.rollout.asynchronous.ticket_book import TicketBook
 from seeupo_jax.rollout.asynchronous.work import FinishedMember, versions_of
 from seeupo_jax.rollout.asynchronous.work_http import ConnectionLimits
-from seeupo_jax.rollout.asynchronous.work_messages import Alive, Deliver, Lease, Register, Status
+from seeupo_jax.rollout.asynchronous.work_messages import (
+    Alive,
+    Deliver,
+    LeaseTickets,
+    Register,
+    Status,
+)
 from seeupo_jax.rollout.asynchronous.work_server import WorkServer
 from seeupo_jax.rollout.weights.versions import identity
 from seeupo_jax.types import Segment, Trajectory
@@ -69,7 +75,7 @@ def register(address, worker="w", held=()):
 def lease(address, conversations=3, worker="w", held=(), version=0, policy=None):
     newest = register(address, worker, held).policy
     name = newest if policy is None else policy
-    return ask(address, "/lease", Lease(worker, conversations, version, name, tuple(held)))
+    return ask(address, "/lease", LeaseTickets(worker, conversations, version, name, tuple(held)))
 
 
 def named(trainer, version=0):
@@ -122,6 +128,16 @@ def test_a_key_of_the_environment_is_not_written(tmp_path, monkeypatch):
         work_messages.write_address(tmp_path, "::1", 7)
 
 
+def test_a_key_that_cannot_be_sent_is_one_sentence_and_frees_the_port(tmp_path, monkeypatch):
+    server, port = WorkServer(TicketBook(1, 1), tmp_path, HASH, max_lag=0), free_port()
+    monkeypatch.setenv("SEEUPO_ROLLOUT_KEY", "two words")
+    with pytest.raises(ValueError, match="SEEUPO_ROLLOUT_KEY: got one that is empty or not"):
+        server.start(port=port)
+    server.close()
+    socket.create_server(("127.0.0.1", port)).close()
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"address": 3}', '{"address": "x"}'])
 def test_what_is_no_address_is_none(tmp_path, content):
     assert work_messages.read_address(tmp_path) is None
@@ -147,7 +163,7 @@ def test_an_address_that_is_not_available_is_one_sentence(tmp_path, monkeypatch,
 @pytest.mark.parametrize("method, path", [("POST", "/lease"), ("GET", "/weights/0-x/policy.bin")])
 def test_without_the_key_nothing_is_answered(address, head, method, path):
     status, kind, data = send(address, path, b"x" * 3_000_000, head, method)
-    assert (status, kind) == (401, "text/plain; charset=utf-8")
+    assert (status, kind) == (401, "text/x-seeupo-refusal; charset=utf-8")
     assert b"WORKDIR/workers.json" in data and address.key.encode() not in data
 
 
@@ -177,8 +193,8 @@ def hostile_bodies():
         "changed": whole[:40] + bytes([whole[40] ^ 1]) + whole[41:],
         "another message": whole,
         "no message": packed({"worker": "w"}),
-        "another type of a field": packed(Lease(3, "x", None, "x", "y"), types),
-        "a negative number": packed(Lease("w", -3, 0, "x", ()), types),
+        "another type of a field": packed(LeaseTickets(3, "x", None, "x", "y"), types),
+        "a negative number": packed(LeaseTickets("w", -3, 0, "x", ()), types),
         **{
             f"member {i}": packed(Deliver("w", 1, (member,), {}, {}), types)
             for i, member in enumerate(members)
