@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -142,7 +142,8 @@ class SlotEngine:
             length: prefilled_rows(prefill_tokens, length, few=few) for length in (LONG, SHORT)
         }
         self._params: Any = None
-        self._given: Sequence[Any] = ()  # the parameters that `_params` are of, where both are kept
+        # Of the parameters that `_params` are of, where these are kept; weak, not to hold both.
+        self._given: Sequence[weakref.ref[Any]] = ()
         self._keeps, self.prepared = False, 0
         self._seed, self._version, self._swaps = np.uint32(0), UNKNOWN_VERSION, 0
         self._flights: deque[_PendingDispatch] = deque()
@@ -198,7 +199,7 @@ class SlotEngine:
         if not _same_arrays(given, self._given):
             self._free()
             self._prepare(params)
-            self._given = given if self._keeps else ()
+            self._given = [*map(weakref.ref, given)] if self._keeps else ()
         self._seed, self._version = np.uint32(seed), version
         temperature = self._training if temperature is None else temperature
         self._sampling = self._sampling._replace(temperature=temperature)
@@ -212,7 +213,7 @@ class SlotEngine:
         if not _same_arrays(given, self._given):
             self._params, self._given = None, ()
             self._place(params)
-            self._given = given if self._keeps else ()
+            self._given = [*map(weakref.ref, given)] if self._keeps else ()
         for shard in self._shards.values():
             shard.swap(prefill=self._prefills_on_swap)
         self._version, self._swaps = version, self._swaps + 1
@@ -548,5 +549,6 @@ class SlotEngine:
         return actions
 
 
-def _same_arrays(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    return len(some) == len(others) and all(map(operator.is_, some, others))
+def _same_arrays(arrays: Sequence[Any], references: Sequence[weakref.ref[Any]]) -> bool:
+    same = (x is reference() for x, reference in zip(arrays, references, strict=False))
+    return len(arrays) == len(references) and all(same)

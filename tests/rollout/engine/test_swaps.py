@@ -321,7 +321,7 @@ def test_an_action_under_way_keeps_its_sampling_grammar_and_listener():
 
     def listen(tokens):
         heard.append(len(tokens))
-        return 8 if len(tokens) >= 8 else None
+        return 8 if len(tokens) >= 9 else None
 
     def turn(key, sampling=None, **fields):
         return Turn(key, STARTS[1][: 20 + key], key, 7, key, 0, sampling=sampling, **fields)
@@ -356,7 +356,7 @@ def test_an_action_under_way_keeps_its_sampling_grammar_and_listener():
     for swaps in [(2,), (3, 7, 11)]:
         heard.clear()
         got = sample(swaps)
-        assert heard == sorted(heard) and heard[-1] == 8 and heard[0] < 4
+        assert heard == sorted(heard) and heard[-1] > 8 and heard[0] < 4
         for key, action in got.items():
             assert action.tokens == wanted[key].tokens, key
             assert set(action.version_L) <= {0, *swaps} and len(action.version_L) == len(
@@ -429,6 +429,17 @@ def test_where_the_layout_changes_nothing_a_swap_makes_no_copy():
     assert all(x is given for x, given in zip(own, jax.tree.leaves(second), strict=True))
 
 
+def test_parameters_are_not_held_beside_the_copy_of_them():
+    engine = make_engine("stacked")
+    given = [copies(make("stacked", seed)[1]) for seed in range(2)]
+    stacks = [weakref.ref(jax.tree.leaves(params["layers"])[0]) for params in given]
+    with engine.one_policy():
+        engine.begin(given.pop(0), seed=1)
+        assert stacks[0]() is None
+        engine.swap(given.pop(0), 1)
+        assert stacks[1]() is None
+
+
 def test_the_policy_that_is_there_already_is_not_laid_out_again():
     params = make("stacked")[1]
     engine = make_engine("stacked")
@@ -436,6 +447,11 @@ def test_the_policy_that_is_there_already_is_not_laid_out_again():
         engine.begin(params, seed=1, version=3)
         copy = jax.tree.leaves(engine._params)[0]
         engine.swap(params, 4)
+        assert jax.tree.leaves(engine._params)[0] is copy
+        other = copies(params)
+        engine.swap(other, 4)
+        copy = jax.tree.leaves(engine._params)[0]
+        engine.swap(other, 4)
         assert jax.tree.leaves(engine._params)[0] is copy
         engine.submit(Turn(0, STARTS[2], 0, 1, 0, 0))
         assert set(run(engine)[0].version_L) == {4}
