@@ -81,7 +81,8 @@ def checked_version(folder: Path) -> Generator[dict[str, Any]]:
     """
     manifest = None
     try:
-        manifest = _read_checked(folder)
+        manifest = read_manifest(epath.Path(folder))
+        check_files(epath.Path(folder), manifest["files"])
         yield manifest
     except Exception as error:
         gone = not _is_there(folder, manifest)
