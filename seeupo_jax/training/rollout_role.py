@@ -223,7 +223,7 @@ def _reports(loop: SamplingLoop, watch: Watch) -> Iterator[None]:
         while not ended.wait(_REPORT_S):
             seen, policy, now = watch.look(), loop.policy, time.monotonic()
             if seen is None or policy is None:
-                _print("waiting for the trainer")
+                _print("no conversation has begun yet: there is no policy, or it is compiled")
                 continue
             # They count from 0 again where the engine has begun anew.
             fresh = seen.tokens - tokens if seen.tokens >= tokens else seen.tokens
