@@ -36,13 +36,13 @@ from seeupo_jax.training.policy_history import (
 
 
 class Samplers(Protocol):
-    """Who samples beside training; of several trainer processes each calls what it says."""
+    """Who samples beside training; of several trainer processes each calls every method."""
 
     def compile(self, params: Any, between: Between) -> None:
         """Compiles their programs, where they run here; `between`: as of `compile_all`."""
         ...
 
-    def publish(self, params: Any, version: int, fingerprint: str) -> None:
+    def publish(self, params: Any, version: int) -> None:
         """Gives them a policy; every process calls it, and `params` may be donated then."""
         ...
 
@@ -51,7 +51,7 @@ class Samplers(Protocol):
         ...
 
     def check(self) -> None:
-        """Raises what ended them; process 0 calls it while it waits."""
+        """Raises what ended them; process 0 alone calls it, while it waits."""
         ...
 
     def finish(self) -> None:
@@ -121,7 +121,7 @@ class AsynchronousSource(IterationSource):
         if stopped is None:
             swept = self._fingerprint(params)
             self._policies.add(iteration - 1, swept)
-            self._samplers.publish(params, iteration - 1, swept)
+            self._samplers.publish(params, iteration - 1)
         else:
             swept = stopped.origin.swept
             self._policies.add(iteration - 1, swept)

@@ -51,14 +51,7 @@ class SamplerThread:
         self._work = LocalWork(book, config.rollout.max_lag)
         frozen = self._copy(policy.frozen)
         self._policy = dataclasses.replace(policy, mesh=mesh, frozen=frozen)
-        self._parts = build_sampler(
-            config,
-            self._policy,
-            tasks,
-            stop=stop,
-            watch=Watch(),
-            log=log,
-        )
+        self._parts = build_sampler(config, self._policy, tasks, stop=stop, watch=Watch(), log=log)
         log(f"sampler on {mesh.size} devices of its own: {self._parts.engine.plan}")
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
@@ -67,9 +60,8 @@ class SamplerThread:
         """See `Samplers`."""
         self._parts.engine.compile(self._policy.merged(self._copy(params)), between)
 
-    def publish(self, params: Any, version: int, fingerprint: str) -> None:
+    def publish(self, params: Any, version: int) -> None:
         """See `Samplers`."""
-        del fingerprint
         merged = self._policy.merged(self._copy(params))
         self._work.publish(PublishedPolicy(version, merged))
         if self._thread.ident is None:
@@ -101,7 +93,7 @@ class SamplerThread:
 
     def _run(self) -> None:
         try:
-            with contextlib.suppress(Stopped):
+            with contextlib.suppress(Stopped), jax.set_mesh(self._mesh):
                 seed, max_lag = self._config.seed, self._config.rollout.max_lag
                 SamplingLoop(self._parts.worker, self._work, seed=seed, max_lag=max_lag).run()
         except BaseException as error:  # the trainer's thread raises it

@@ -59,13 +59,12 @@ class WorkerProcesses:
     def compile(self, params: Any, between: Between) -> None:
         """Nothing: workers compile their own programs."""
 
-    def publish(self, params: Any, version: int, fingerprint: str) -> None:
+    def publish(self, params: Any, version: int) -> None:
         """See `Samplers`.
 
         Raises:
           WriteError: it could not be written; the trajectories of later iterations need it.
         """
-        del fingerprint  # workers know versions by a digest of their files
         int8 = self._config.rollout.quantize == "int8"
         published = publish(
             self._workdir / FOLDER, params, version, self._policy.network, int8=int8

@@ -127,6 +127,7 @@ def tokens_of(trajectory):
     return [(s.tokens_L.tolist(), s.logp_L.tolist()) for s in trajectory.segments]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("done", [0, 1, 2])
 def test_a_run_that_is_killed_loses_no_finished_conversation(model, tmp_path, resumed, done):
     """It is killed after so many iterations, when some conversations of later ones are finished."""

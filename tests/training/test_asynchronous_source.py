@@ -14,9 +14,12 @@ from seeupo_jax import Callback
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.errors import NameTaken, NotLearning
+from seeupo_jax.evaluation.episode_host import check_host
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.mesh import samplers_own_mesh, training_mesh
 from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
+from seeupo_jax.planning.explain.explain_training import explain_training
+from seeupo_jax.planning.explain.explanation import print_explanation
 from seeupo_jax.policy_io import build
 from seeupo_jax.rollout.rollout_log import RolloutLog
 from seeupo_jax.train import train
@@ -118,6 +121,34 @@ def test_at_least_one_device_trains_and_several_processes_have_their_samplers_ap
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ValueError, match=r"got 2 with 2 processes; allowed: 0, .*--role=rollout"):
         training_mesh(configured(*BESIDE))
+
+
+def test_explain_says_who_samples_and_how_old_the_data_may_be(configured, tmp_path, capsys):
+    def explained(*choices):
+        print_explanation(explain_training(configured(*choices), tmp_path / "run"))
+        return re.sub(r"\s+", " ", capsys.readouterr().out)
+
+    said = explained(*LAGGING)
+    for fact in (
+        "2 x cpu (cpu): data 2",
+        "2 devices sample while 2 train: data 2 each holds KV cache: 4 slots on each of 2 shards",
+        "may begin 1 sweep before the policy that they train is there; those under way keep",
+        "at most 8 groups have begun",
+        "SeeUPO's guarantee needs on-policy data",
+    ):
+        assert fact in said
+    said = explained("rollout.port=0")
+    assert "it listens on 127.0.0.1, a free port, and publishes weights/" in said
+    assert "the data are on-policy; at most 4 groups" in said and "guarantee" not in said
+    assert "weights/, workers.json" in said and "samplers" not in explained()
+
+
+def test_a_server_that_keeps_one_episode_is_not_asked_for_two_at_once(configured):
+    url = ("env.name=openenv", "env.options={'url': 'http://localhost:1'}", "rollout.concurrency=1")
+    with pytest.raises(
+        ValueError, match=r"http address of env openenv, .*samplers beside training"
+    ):
+        check_host(configured(*BESIDE, *url))
 
 
 def test_without_lag_a_run_ends_with_the_bits_of_one_that_samples_in_its_turn(

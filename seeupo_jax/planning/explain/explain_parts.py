@@ -181,9 +181,10 @@ def sampler_lines(run: AbstractRun, planned: Planned | None = None) -> list[str]
         " data are on-policy"
     )
     if lag:
+        sweeps = f"{lag} sweep{'s' * (lag > 1)}"
         begins = (
-            f"an iteration's conversations may begin {lag} sweeps before the policy that they train"
-            f" is there; those under way {swaps[rollout.on_swap]} when a newer one comes"
+            f"an iteration's conversations may begin {sweeps} before the policy that they train is"
+            f" there; those under way {swaps[rollout.on_swap]} when a newer one comes"
         )
     lines = [f"{begins}; at most {ahead} groups have begun and are not trained on"]
     if (note := lag_note(run.config)) is not None:
