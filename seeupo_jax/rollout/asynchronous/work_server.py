@@ -13,6 +13,7 @@ from pathlib import Path
 from etils import epath
 
 from seeupo_jax.checkpoint.manifest import read_manifest
+from seeupo_jax.parallel.listening import address_towards
 from seeupo_jax.rollout.asynchronous import work_messages
 from seeupo_jax.rollout.asynchronous.ticket_book import TicketBook
 from seeupo_jax.rollout.asynchronous.work import FinishedMember, Ticket, versions_of
@@ -36,6 +37,7 @@ _LOGGER = logging.getLogger(__name__)
 _LIMITS = ConnectionLimits()
 _GRACE_S = 5.0  # that a worker whose connection ended has to open another one
 _LOOK_S = 0.5  # between two looks for workers that are lost
+_ELSEWHERE = "192.0.2.1", 9  # of no machine (RFC 5737): the way to it is the one to others
 
 
 @dataclass
@@ -108,7 +110,7 @@ class WorkServer:
             raise ValueError(
                 f"config.rollout.port: {host}:{port} cannot be listened on: {error}."
             ) from None
-        known_as = socket.gethostname() if host in ("", "0.0.0.0", "::") else host
+        known_as = _reached_at() if host in ("", "0.0.0.0", "::") else host
         try:
             key = work_messages.write_address(self._workdir, known_as, http.port)
         except BaseException:
@@ -287,3 +289,11 @@ class WorkServer:
                 ]
             for worker in silent:
                 self._lose(worker, "does not answer")
+
+
+def _reached_at() -> str:
+    """What other machines reach this one by: not every network resolves its name."""
+    try:
+        return address_towards(*_ELSEWHERE)
+    except OSError:  # no way to other machines
+        return socket.gethostname()

@@ -31,7 +31,7 @@ from seeupo_jax.policy.architecture import Routing
 from seeupo_jax.policy.network import Network
 from seeupo_jax.rollout.engine import sampler
 from seeupo_jax.rollout.engine.cache_memory import CachePlan
-from seeupo_jax.rollout.engine.clock import Clock, Ticket
+from seeupo_jax.rollout.engine.clock import Clock, TimedDispatch
 from seeupo_jax.rollout.engine.constraints import Constraints
 from seeupo_jax.rollout.engine.context_scores import ContextScores, score_context
 from seeupo_jax.rollout.engine.grammar import Grammars
@@ -67,7 +67,7 @@ class _PendingDispatch(NamedTuple):
 
     jobs: list[list[Job]]
     sampled: sampler.Sampled
-    ticket: Ticket
+    timed: TimedDispatch
     records: list[Callable[[], None]]
 
 
@@ -519,14 +519,14 @@ class SlotEngine:
             *self._decode_arguments(*state, *self._join_shards(parts))
         )
         jax.copy_to_host_async(sampled)
-        ticket = self._clock.decode(began, sampled)
-        self._flights.append(_PendingDispatch(taken, sampled, ticket, self._to_record))
+        timed = self._clock.decode(began, sampled)
+        self._flights.append(_PendingDispatch(taken, sampled, timed, self._to_record))
         self._to_record = []
 
     def _land(self) -> list[Action]:
         """Fetches the oldest dispatch; the actions that it finished."""
         flight = self._flights.popleft()
-        self._clock.land(flight.ticket)
+        self._clock.land(flight.timed)
         for record in flight.records:
             record()
         sampled = jax.tree.map(local_rows, flight.sampled)

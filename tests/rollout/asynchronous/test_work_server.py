@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import ipaddress
 import json
 import os
 import socket
@@ -50,6 +51,15 @@ def trainer(tmp_path):
 @pytest.fixture
 def address(trainer):
     return work_messages.read_address(trainer.workdir)
+
+
+def test_a_server_for_all_machines_is_known_by_an_address_not_by_a_name(tmp_path):
+    trainer = Trainer(tmp_path, patience_s=1.0)
+    trainer.server.start("0.0.0.0")
+    with contextlib.closing(trainer.server):
+        address = work_messages.read_address(trainer.workdir)
+        assert ipaddress.ip_address(address.host) != ipaddress.ip_address("0.0.0.0")
+        socket.create_connection((address.host, address.port), timeout=10).close()
 
 
 def send(address, path, data, head=None, method="POST"):
