@@ -139,8 +139,13 @@ def prepare(config: Config, topology: Topology) -> Setup:
     """The parts of a run that need neither its devices nor its weights.
 
     Raises:
-      ValueError: no libtpu, a mesh that does not fit, an unknown model.
+      ValueError: no libtpu, a mesh that does not fit, an unknown model, devices that only sample.
     """
+    if config.rollout.devices:
+        raise ValueError(
+            f"config.rollout.devices: got {config.rollout.devices}; allowed in aot: 0, since all"
+            " devices of a topology do both: estimate trainer and samplers by a topology each."
+        )
     given, source = build.find_model(config)
     mesh = make_mesh(given.mesh, topology_devices(topology))
     config = given
