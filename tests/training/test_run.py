@@ -15,6 +15,7 @@ import run_cases as cases
 from etils import epath
 from metric_names import checked
 from places import TINY
+from process_cases import free_port
 from run_environment import Settled
 
 from seeupo_jax.checkpoint import Checkpoints
@@ -306,18 +307,19 @@ def test_statistics_of_rewards_are_in_the_checkpoint_to_the_last_bit(begin):
 
 
 def test_the_steps_behind_each_version_are_in_the_checkpoint_and_give_the_lag(begin):
-    with begin("steps", "rollout_ahead=1", "algorithm.dynamic_sampling=0") as (run, state):
+    with begin("steps", "algorithm.dynamic_sampling=0") as (run, state):
         assert state.steps_V == (0,)
+        collected = run.rollout(1, state)
         run.checkpoints.save(state._replace(done=2, steps_V=(0, 3, 7)))
         run.checkpoints.wait()
-    with begin("steps", "rollout_ahead=1", "algorithm.dynamic_sampling=0") as (run, state):
+    stale = []
+    for t in collected.trajectories:
+        segments = tuple(dataclasses.replace(each, version_L=None) for each in t.segments)
+        stale.append(dataclasses.replace(t, policy_version=1, segments=segments))
+    collected = dataclasses.replace(collected, trajectories=tuple(stale))
+    lagging = (f"rollout.port={free_port()}", "rollout.max_lag=1", "rollout.deterministic=False")
+    with begin("steps", *lagging, "algorithm.dynamic_sampling=0") as (run, state):
         assert state.steps_V == (0, 3, 7)
-        collected = run.rollout(3, state)
-        stale = []
-        for t in collected.trajectories:
-            segments = tuple(dataclasses.replace(each, version_L=None) for each in t.segments)
-            stale.append(dataclasses.replace(t, policy_version=1, segments=segments))
-        collected = dataclasses.replace(collected, trajectories=tuple(stale))
         after, metrics, stats = run.sweep(3, state, collected)
         steps = metrics["sweep/steps"] - metrics["sweep/updates_skipped"]
         assert after.steps_V == (0, 3, 7, steps)  # the optimizer of this state begins at 0

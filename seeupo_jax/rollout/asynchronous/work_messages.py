@@ -248,7 +248,7 @@ def write_address(workdir: Path, host: str, port: int) -> str:
     unfinished = workdir / f"{ADDRESS_FILE}.{secrets.token_hex(4)}.tmp"
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with os.fdopen(descriptor, "w") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             json.dump(address, file)
         move_file(unfinished, workdir / ADDRESS_FILE)
     finally:

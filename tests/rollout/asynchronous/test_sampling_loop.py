@@ -232,7 +232,8 @@ def test_a_thousand_tickets_leave_nothing_behind(pool, frozen):
     trainer.on_delivery = count
     sample_for(trainer, engine, pool, rollout_of(5, 1), max_lag=1, roles=roles)
     assert held.keys() == {20, 200}
-    assert held[200] - held[20] < 100 and sizes[200] <= sizes[20] + 8
+    # Of 900 tickets; what one of them left behind would be at least an object each.
+    assert held[200] - held[20] < 450 and sizes[200] <= sizes[20] + 8
 
 
 def size_of(engine):

@@ -114,7 +114,7 @@ def _ways(flags: argparse.Namespace) -> dict[str, Way]:
 
 
 def _measure(flags: argparse.Namespace, way: Way) -> dict[str, float]:
-    """Medians over the timed iterations of one way."""
+    """Means over the timed iterations of one way."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as started:
         workdir = Path(folder, "run")
         if way.workers:
@@ -135,11 +135,11 @@ def _measure(flags: argparse.Namespace, way: Way) -> dict[str, float]:
                     f" said last: {said[-1]}"
                 )
         lines = [line for line in read_metrics(workdir) if "rollout/reward_mean" in line]
-    return _medians(lines[flags.skip :])
+    return _means(lines[flags.skip :])
 
 
-def _medians(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Of the seconds of an iteration and its parts, and of what tells how old its samples are."""
+def _means(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Of the seconds of an iteration and its parts, and of how old its samples are."""
     waited = [line["time/rollout_s"] for line in lines]
     swept = [line["time/sweep_s"] for line in lines]
     both = [sum(pair) for pair in zip(waited, swept, strict=True)]
