@@ -213,11 +213,11 @@ def test_a_slow_environment_holds_back_no_other_ticket(pool):
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_thousand_tickets_leave_nothing_behind(pool, frozen):
-    """Objects after a hundred and after a thousand of them, of the loop and all that it calls."""
+    """Objects after 100, 550 and 1000 of them, of the loop and all that it calls."""
     held, engine = {}, Versioned()
 
     def count(trainer):
-        if trainer.version in (20, 200):
+        if trainer.version in (20, 110, 200):
             gc.collect()
             held[trainer.version] = len(gc.get_objects())
             sizes[trainer.version] = size_of(engine)
@@ -231,9 +231,9 @@ def test_a_thousand_tickets_leave_nothing_behind(pool, frozen):
     trainer = Trainer([tasks] * 202, 1, ahead=1)
     trainer.on_delivery = count
     sample_for(trainer, engine, pool, rollout_of(5, 1), max_lag=1, roles=roles)
-    assert held.keys() == {20, 200}
-    # Of 900 tickets; what one of them left behind would be at least an object each.
-    assert held[200] - held[20] < 450 and sizes[200] <= sizes[20] + 8
+    assert held.keys() == {20, 110, 200}
+    # What is made once, such as a cache, falls into one half of these 900 tickets; growth into both.
+    assert min(held[110] - held[20], held[200] - held[110]) < 50 and sizes[200] <= sizes[20] + 8
 
 
 def size_of(engine):
