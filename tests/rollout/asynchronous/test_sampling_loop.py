@@ -232,7 +232,7 @@ def test_a_thousand_tickets_leave_nothing_behind(pool, frozen):
     trainer.on_delivery = count
     sample_for(trainer, engine, pool, rollout_of(5, 1), max_lag=1, roles=roles)
     assert held.keys() == {20, 110, 200}
-    # What is made once, such as a cache, falls into one half of these 900 tickets; growth into both.
+    # What is made once, such as a cache, falls into one half of 900 tickets; growth into both.
     assert min(held[110] - held[20], held[200] - held[110]) < 50 and sizes[200] <= sizes[20] + 8
 
 

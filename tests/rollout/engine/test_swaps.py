@@ -157,15 +157,15 @@ def test_a_swap_to_equal_parameters_changes_no_sample(name, mesh, on_swap):
     made = functools.partial(make_engine, name, mesh, concurrency=8)
     wanted = converse(made(), placed)
     engine = made(options={"on_swap": on_swap})
-    every, swaps = (3, 8) if on_swap == "keep" else (6, 5)  # contexts are prefilled again first
-    got = converse(engine, placed, {every * n: (copies(placed), n) for n in range(1, swaps + 1)})
+    every = 3 if on_swap == "keep" else 7  # steps: contexts are prefilled again first
+    got = converse(engine, placed, {every * n: (copies(placed), n) for n in range(1, 9)})
     # What keeps its keys and values is computed in the same way; rows of other sizes are not. The
     # norm behind the gated delta rule scales outputs near 0, and their rounding with them.
     same_bits = on_swap == "keep" and name != "recurrent"
     assert_same(got, wanted, atol=0.0 if same_bits else 1e-4 if name == "recurrent" else 1e-5)
-    assert engine.usage()["swaps"] == swaps and engine.seconds()["swap_s"] > 0
+    assert engine.usage()["swaps"] == 8 and engine.seconds()["swap_s"] > 0
     mixed = [key for key in wanted if len(set(versions_of(got[key]))) > 1]
-    assert len(mixed) >= len(wanted) / 2
+    assert len(mixed) >= 8
 
 
 def versions_of(turns):
