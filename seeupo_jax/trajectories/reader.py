@@ -210,7 +210,7 @@ def _record(line: bytes, where: str, evaluation: bool) -> dict[str, Any]:
         if type(segment.get("role", "")) is not str:
             got = str(segment["role"])[:60]
             raise ValueError(f"{where}: segments: role: got {got}; allowed: a text.")
-        fields = SEGMENT_FIELDS | (_MIXED if "version" in segment else {})
+        fields = {**SEGMENT_FIELDS, **(_MIXED if "version" in segment else {})}
         _check_lists(segment, fields, f"{where}: segments")
         if len({len(segment[name]) for name in fields}) > 1:
             got = ", ".join(f"{len(segment[name])} {name}" for name in fields)
