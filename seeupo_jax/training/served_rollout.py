@@ -11,13 +11,13 @@ from etils import epath
 
 from seeupo_jax.agents.action_client import ActionClient, ServerRequests
 from seeupo_jax.agents.server_pool import PublishedFolder, ServerPool
-from seeupo_jax.checkpoint.manifest import read_manifest
+from seeupo_jax.checkpoint.manifest import DamagedCheckpoint, read_manifest
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.errors import WriteError
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.build_sampler import build_sampling
 from seeupo_jax.policy_io.policy_folder import publish_policy
-from seeupo_jax.rollout.weights.versions import identity, versions
+from seeupo_jax.rollout.weights.versions import identity
 from seeupo_jax.types import UNKNOWN_VERSION
 
 FOLDER = "served_weights"  # in the workdir: the versions that servers read
@@ -101,9 +101,10 @@ class ServedWeights:
 
     def find(self, version: int) -> PublishedFolder | None:
         """A version that is there; None: it is not."""
-        if version not in versions(self._folder):
+        try:
+            manifest = read_manifest(epath.Path(self._folder / str(version)))
+        except (DamagedCheckpoint, OSError):
             return None
-        manifest = read_manifest(epath.Path(self._folder / str(version)))
         return self._named(version, identity(manifest))
 
     def _named(self, version: int, digest: str) -> PublishedFolder:
