@@ -185,8 +185,9 @@ def test_requests_under_way_at_a_server_whose_update_fails_are_asked_of_another(
         assert servers[1].get("/is_paused") == {"is_paused": False}
     assert pool.left_out == 1 and f"{servers[1].url} is left out" in said[0]
     moved = actions[1]
-    assert moved.version_L == [1] * len(moved.tokens) and len(actions) == 2
-    same_logp(PROMPT, moved.tokens, moved.logp, 1)
+    (version,) = set(moved.version_L)  # with sglang it may have ended before it was left out
+    assert len(actions) == 2 and (version == 1 or dialect == "sglang")
+    same_logp(PROMPT, moved.tokens, moved.logp, version)
 
 
 @pytest.mark.parametrize("dialect", ["sglang", "vllm"])
