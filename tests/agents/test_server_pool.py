@@ -151,14 +151,16 @@ def test_a_server_that_is_left_out_is_given_the_newest_weights_while_others_play
         pool.begin(None, seed=3, version=0)
         servers[0].post("/update_weight_version", {"new_version": "of a restarted server"})
         play(pool, turns())
-        assert pool.left_out == 1
+        assert said[0].startswith(f"{servers[0].url} is left out")
         end = time.monotonic() + 300
         while pool.left_out and time.monotonic() < end:
             pool.step(True)
         assert said[1:] == [f"{servers[0].url} serves 0-abc and takes part again"]
         answered = servers[0].counts["answered"]
         play(pool, [Turn(9, PROMPT, 9, task=7, member=9, turn=0, iteration=1)])
-        assert servers[0].counts["answered"] == answered + 1  # the other one has four groups
+        assert (
+            servers[0].counts["answered"] == answered + 1
+        )  # the other one has more groups, or as many
 
 
 def test_a_new_group_goes_to_the_server_with_the_fewest_open_conversations(servers):
