@@ -174,7 +174,10 @@ def test_a_new_group_goes_to_the_server_with_the_fewest_open_conversations(serve
 
 
 @pytest.mark.parametrize("dialect", ["sglang", "vllm"])
-def test_requests_under_way_at_a_server_whose_update_fails_are_asked_of_another(servers, dialect):
+def test_requests_under_way_at_a_server_whose_update_fails_are_asked_of_another(
+    servers, dialect, monkeypatch
+):
+    monkeypatch.setattr(server_pool, "RETRY_S", 1000)  # a retry would pause it again
     said, sampling = [], SAMPLING._replace(max_tokens=ACTION)
     with pool_of(servers, said, dialect, sampling) as pool:
         pool.begin(None, seed=3, version=0)
