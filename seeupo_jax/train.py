@@ -27,6 +27,7 @@ from pathlib import Path
 
 import jax
 
+from seeupo_jax.agents.server_pool import NoServerLeft
 from seeupo_jax.checkpoint import Checkpoints, exclusive_run, find_directory
 from seeupo_jax.cli.command_line import (
     add_cluster_flags,
@@ -291,7 +292,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             check_places(config, workdir)
             check_shared_places(config, workdir)
         launch = Launch.of_command("train", given.config)
-        with sentence_errors((NotLearning, ServerFull, NameTaken), code=1):
+        with sentence_errors((NotLearning, ServerFull, NoServerLeft, NameTaken), code=1):
             result = run_training(config, workdir, launch=launch, preparing=sentence_errors)
         if jax.process_index() == 0 and result.stopped is None:
             split, display = config.evaluation.split, config.telemetry.display

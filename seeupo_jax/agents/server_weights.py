@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from seeupo_jax.agents.server_client import Refused, ServerClient, TryAgain
 
-# client, folder as the server sees it, version, whether requests are under way.
-Push = Callable[[ServerClient, str, str, bool], None]
+
+class WeightUpdate(NamedTuple):
+    """How a kind of server is updated.
+
+    push: of its client, the folder as it sees it, the version, and whether requests are under way;
+      raises TryAgain or Refused.
+    give_up: after a failed push: requests that are under way end, sooner or later.
+    """
+
+    push: Callable[[ServerClient, str, str, bool], None]
+    give_up: Callable[[ServerClient], None]
 
 
 def _push_vllm(client: ServerClient, folder: str, version: str, under_way: bool) -> None:
-    """Pauses, reloads, names the version, and resumes; after a failure it stays paused.
-
-    What a failed reload leaves may be weights of both versions: nothing is sampled from them until
-    the next one has worked.
-    """
+    """Pauses, reloads, names the version, and resumes; after a failure it is still paused."""
     client.ask("POST", f"/pause?mode={'keep' if under_way else 'wait'}", None, _any)
     reload = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
     client.ask("POST", "/collective_rpc", reload, _any)
@@ -28,6 +33,17 @@ def _push_vllm(client: ServerClient, folder: str, version: str, under_way: bool)
         if refusal.status != 404:
             raise
     client.ask("POST", "/resume", None, _any)
+
+
+def _give_up_vllm(client: ServerClient) -> None:
+    """Ends requests under way, and resumes: a server that is paused already may ignore the first.
+
+    What a failed reload leaves may be weights of both versions: nothing that is sampled from now on
+    may be used.
+    """
+    with contextlib.suppress(TryAgain, Refused):
+        client.ask("POST", "/pause?mode=abort", None, _any)
+        client.ask("POST", "/resume", None, _any)
 
 
 def _push_sglang(client: ServerClient, folder: str, version: str, under_way: bool) -> None:
@@ -49,4 +65,7 @@ def _succeeded(reply: Any) -> None:
         raise TryAgain(str(reply["message"]))
 
 
-PUSHES: dict[str, Push] = {"vllm": _push_vllm, "sglang": _push_sglang}
+WEIGHT_UPDATES: dict[str, WeightUpdate] = {
+    "vllm": WeightUpdate(_push_vllm, _give_up_vllm),
+    "sglang": WeightUpdate(_push_sglang, lambda client: None),  # it has continued
+}

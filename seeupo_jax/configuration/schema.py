@@ -147,8 +147,9 @@ class Rollout:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether others than the devices that train sample."""
-        return self.devices > 0 or self.port is not None
+        """Whether others than the devices that train sample, beside training."""
+        lagging_servers = self.engine == "openai" and self.max_lag > 0
+        return self.devices > 0 or self.port is not None or lagging_servers
 
     @property
     def truncated(self) -> bool:

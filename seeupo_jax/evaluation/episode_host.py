@@ -72,8 +72,9 @@ def check_host(config: Config) -> None:
     if config.rollout.asynchronous and _keeps_one_episode(env.name, env.options):
         raise ValueError(
             "config.env.options.url: got an http address of env openenv, whose server keeps one"
-            " episode, with samplers beside training (rollout.devices or rollout.port), which play"
-            " while the trainer evaluates; allowed: a ws:// address."
+            " episode, with samplers beside training (rollout.devices, rollout.port, or servers"
+            " with rollout.max_lag), which play while the trainer evaluates; allowed: a ws://"
+            " address."
         )
     if env.isolation == "process":
         if all(part in _SERVED for part, _ in _parts(env.name, env.options)):

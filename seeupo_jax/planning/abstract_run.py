@@ -83,10 +83,12 @@ def abstract_run(
     Raises:
       ValueError: an impossible mesh, model or cache.
     """
-    if config.rollout.engine != "built_in":
+    rollout = config.rollout
+    if rollout.engine != "built_in" and not rollout.asynchronous:
         raise ValueError(
-            f"config.rollout.engine: got {config.rollout.engine}; allowed: built_in, since what"
-            " servers take is not known here."
+            f"config.rollout.engine: got {rollout.engine} with rollout.max_lag=0; allowed:"
+            " built_in, or a lag, with which the devices here play evaluations: what servers take"
+            " is not known here."
         )
     build.check_layout(config, mesh)
     policy, params = build.abstract_policy(config, mesh)

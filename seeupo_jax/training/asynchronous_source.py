@@ -50,6 +50,10 @@ class Samplers(Protocol):
         """Lets them go on with a policy whose sweep is resumed, if they still have it."""
         ...
 
+    def metrics(self) -> Mapping[str, float]:
+        """Metrics of how they are now; process 0 alone calls it."""
+        ...
+
     def check(self) -> None:
         """Raises what ended them; process 0 alone calls it, while it waits."""
         ...
@@ -253,6 +257,7 @@ class AsynchronousSource(IterationSource):
             "rollout/groups_ahead": ahead,
             "rollout/reissued": reissued,
             "rollout/idle_fraction": usage.get(IDLE_S, 0.0) / wall_s if wall_s else float("nan"),
+            **self._samplers.metrics(),
         }
 
     def _activity(self) -> Activity:

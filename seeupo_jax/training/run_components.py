@@ -28,12 +28,13 @@ from seeupo_jax.rollout.player import RolloutWorker
 from seeupo_jax.training.asynchronous_source import AsynchronousSource, Samplers
 from seeupo_jax.training.build_learner import build_learner
 from seeupo_jax.training.callbacks import Callback, Callbacks, RunHandle
+from seeupo_jax.training.device_sampler import DeviceSampler
 from seeupo_jax.training.iteration_source import IterationSource
 from seeupo_jax.training.reference_answers import ReferenceAnswers
 from seeupo_jax.training.run_log import RunLog
 from seeupo_jax.training.sampler_parts import SamplerParts, build_sampler
-from seeupo_jax.training.sampler_thread import SamplerThread
-from seeupo_jax.training.served_rollout import build_server_pool
+from seeupo_jax.training.served_rollout import ServedWeights, build_server_pool
+from seeupo_jax.training.server_sampler import ServerSampler
 from seeupo_jax.training.stagnation import Stagnation
 from seeupo_jax.training.trajectory_source import TrajectorySource
 from seeupo_jax.training.worker_processes import WorkerProcesses
@@ -99,8 +100,9 @@ def build_components(
     """
     learner, train, ref_params = build_learner(config, policy, params)
     served = None
-    if config.rollout.engine == "openai":
-        served = build_server_pool(config, workdir, policy, progress.log)
+    if config.rollout.engine == "openai" and not config.rollout.asynchronous:
+        weights = ServedWeights(config, workdir, policy)
+        served = build_server_pool(config, policy, weights, progress.log)
     tasks, references = find_tasks(config), None
     sampler = build_sampler(
         for_evaluations(config),
@@ -115,7 +117,7 @@ def build_components(
         template = config.algorithm.estimator.gain_template
         references = ReferenceAnswers(tasks, policy.tokenizer, template, progress.log)
     selects_on = selection_split(config, tasks)
-    source = _build_source(config, workdir, policy, tasks, sampler.worker, progress.log)
+    source = _build_source(config, workdir, policy, tasks, sampler.worker, served, progress.log)
     log_policy(config, workdir, policy, progress.log)
     progress.log(str(sampler.engine.plan))
     if (warning := selection_warning(config, selects_on)) is not None:
@@ -149,18 +151,21 @@ def _build_source(
     policy: build.Policy,
     tasks: AgentTasks,
     worker: RolloutWorker,
+    served: ServerPool | None,
     log: Callable[[str], None],
 ) -> IterationSource:
-    """The source of trajectories: the devices that train, or samplers beside them."""
+    """The source of trajectories: the devices that train, servers, or samplers beside training."""
     shares = list_task_shares(tasks, "train")
     if not config.rollout.asynchronous:
-        return TrajectorySource(config, workdir, policy, worker, shares, log)
+        return TrajectorySource(config, workdir, policy, worker, shares, log, served=served)
     mesh = samplers_own_mesh(config, policy.mesh)
 
     def start(book: TicketBook) -> Samplers:
-        if mesh is None:
-            return WorkerProcesses(config, workdir, policy, book, log)
-        return SamplerThread(config, policy, mesh, tasks, book, stop=worker.stop, log=log)
+        if mesh is not None:
+            return DeviceSampler(config, policy, mesh, tasks, book, stop=worker.stop, log=log)
+        if config.rollout.engine == "openai":
+            return ServerSampler(config, workdir, policy, tasks, book, stop=worker.stop, log=log)
+        return WorkerProcesses(config, workdir, policy, book, log)
 
     return AsynchronousSource(
         config, workdir, policy, shares, start, log, stop=worker.stop, watch=worker.watch

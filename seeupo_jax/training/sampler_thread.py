@@ -1,75 +1,42 @@
-"""A sampler on devices of the trainer's process, in a thread of its own."""
+"""A sampler in a thread of the trainer's process, beside training."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import jax
 
-from seeupo_jax.agents.agent_tasks import AgentTasks
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.parallel.compiling import Between
 from seeupo_jax.parallel.stop_signal import Stopped
-from seeupo_jax.policy_io.build import Policy
 from seeupo_jax.rollout.asynchronous.local_work import LocalWork
 from seeupo_jax.rollout.asynchronous.sampling_loop import SamplingLoop
 from seeupo_jax.rollout.asynchronous.ticket_book import TicketBook
 from seeupo_jax.rollout.asynchronous.work import PublishedPolicy
-from seeupo_jax.rollout.watch import Watch
-from seeupo_jax.rollout.weights.device_copy import copy_to
-from seeupo_jax.training.sampler_parts import build_sampler
+from seeupo_jax.training.sampler_parts import SamplerParts
 
 
 class SamplerThread:
-    """Plays a book's tickets on devices that do not train; see `Samplers`.
+    """Plays a book's tickets with the policies that it is offered; the part of `Samplers` that
+    does not depend on where they are sampled.
 
     Args:
-      policy: on the trainer's mesh. mesh: the sampler's.
-      tasks: of the run, for agents.
-      stop: whether the run was asked to stop.
-
-    Raises:
-      ValueError: as `build_sampler`.
+      parts: what samples; nothing else uses them. mesh: of their devices.
     """
 
     def __init__(
-        self,
-        config: Config,
-        policy: Policy,
-        mesh: jax.sharding.Mesh,
-        tasks: AgentTasks,
-        book: TicketBook,
-        *,
-        stop: Callable[[], bool],
-        log: Callable[[str], None],
+        self, config: Config, parts: SamplerParts, mesh: jax.sharding.Mesh, book: TicketBook
     ):
-        self._config, self._mesh, self._network, self._log = config, mesh, policy.network, log
+        self._config, self._parts, self._mesh = config, parts, mesh
         self._work = LocalWork(book, config.rollout.max_lag)
-        frozen = self._copy(policy.frozen)
-        self._policy = dataclasses.replace(policy, mesh=mesh, frozen=frozen)
-        self._parts = build_sampler(config, self._policy, tasks, stop=stop, watch=Watch(), log=log)
-        log(f"sampler on {mesh.size} devices of its own: {self._parts.engine.plan}")
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
 
-    def compile(self, params: Any, between: Between) -> None:
-        """See `Samplers`."""
-        self._parts.engine.compile(self._policy.merged(self._copy(params)), between)
-
-    def publish(self, params: Any, version: int) -> None:
-        """See `Samplers`."""
-        merged = self._policy.merged(self._copy(params))
-        self._work.publish(PublishedPolicy(version, merged))
+    def offer(self, policy: PublishedPolicy) -> None:
+        """Lets it sample with a policy from now on; begins with the first one."""
+        self._work.publish(policy)
         if self._thread.ident is None:
             self._thread.start()
-
-    def resume(self, version: int) -> None:
-        """See `Samplers`; the policy has changed since, and nothing else holds it."""
-        self._log(f"nothing is sampled until the sweep is over: policy {version} is gone")
 
     def check(self) -> None:
         """Raises the error that ended the thread."""
@@ -86,10 +53,6 @@ class SamplerThread:
         if self._thread.ident is not None:
             self._thread.join()
         self._parts.close()
-
-    def _copy(self, params: Any) -> Any:
-        int8 = self._config.rollout.quantize == "int8"
-        return copy_to(params, self._network, self._mesh, int8=int8).params
 
     def _run(self) -> None:
         try:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from seeupo_jax.agents.server_pool import ServerPool
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs.base import TaskShare
 from seeupo_jax.policy_io.build import Policy
@@ -30,6 +31,7 @@ class TrajectorySource(IterationSource):
       worker: its environments are used by nothing else while `of` runs, nor
         prefetched for the next iteration where an evaluation needs them.
       shares: the tasks of the training split.
+      served: the worker's engine, where servers sample.
     """
 
     def __init__(
@@ -40,9 +42,11 @@ class TrajectorySource(IterationSource):
         worker: RolloutWorker,
         shares: Sequence[TaskShare],
         log: Callable[[str], None],
+        *,
+        served: ServerPool | None = None,
     ):
         super().__init__(config, workdir, policy, shares, log)
-        self._worker, self._forks = worker, make_plan(config)
+        self._worker, self._served, self._forks = worker, served, make_plan(config)
         self._prefetched: Prefetched | None = None  # environments of the next iteration
 
     def of(
@@ -57,6 +61,7 @@ class TrajectorySource(IterationSource):
 
         Meanwhile the environments of the next iteration begin, unless an evaluation needs them.
         """
+        self.metrics = {}
         if stopped is not None:
             collected, stored, self.origin = stopped.collected, True, stopped.origin
         else:
@@ -82,6 +87,8 @@ class TrajectorySource(IterationSource):
         if collected is not None:
             return collected, True
         collected = self._sample(iteration, params)
+        if self._served is not None:
+            self.metrics = {"rollout/servers_left_out": self._served.left_out}
         self._store.save(iteration, collected, self._made_by, swept)
         return collected, False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,10 @@ class WorkerProcesses:
         """See `Samplers`; its files are there unless the folder was emptied."""
         if self._server is not None and version in versions(self._workdir / FOLDER):
             self._server.publish(version)
+
+    def metrics(self) -> Mapping[str, float]:
+        """See `Samplers`."""
+        return {}
 
     def check(self) -> None:
         """Says once a minute that no worker is there while the trainer waits for one."""

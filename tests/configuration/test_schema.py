@@ -296,7 +296,7 @@ def test_a_value_out_of_range_is_refused(key, value, allowed):
         (
             {"rollout": {"max_lag": 1}},
             "rollout.max_lag",
-            "allowed: 0, unless rollout.devices or rollout.port is set.",
+            "allowed: 0, unless rollout.devices, rollout.port or rollout.engine=openai is set.",
         ),
         (
             {"rollout": {"devices": 1, "port": 8476}},
@@ -337,6 +337,32 @@ def test_a_value_out_of_range_is_refused(key, value, allowed):
             {"rollout": SERVED | {"devices": 1}},
             "rollout.devices",
             "got 1 with rollout.engine=openai; allowed: 0",
+        ),
+        (
+            {"rollout": SERVED | {"max_lag": 1, "port": 0}},
+            "rollout.port",
+            "got 0 with rollout.engine=openai; allowed: none",
+        ),
+        (
+            {"rollout": SERVED | {"max_lag": 1, "on_swap": "prefill"}},
+            "rollout.on_swap",
+            "got 'prefill' with rollout.engine=openai; allowed: keep",
+        ),
+        (
+            {
+                "rollout": SERVED | {"max_lag": 1, "deterministic": False},
+                "algorithm": {"dynamic_sampling": 2},
+            },
+            "algorithm.dynamic_sampling",
+            "got 2 with rollout.engine=openai and rollout.max_lag=1; allowed: 0",
+        ),
+        (
+            {
+                "rollout": SERVED | {"max_lag": 1, "deterministic": False},
+                "roles": ({"name": "judge", "path": "package:order_desk"},),
+            },
+            "roles[0].path",
+            "got 'package:order_desk' with rollout.engine=openai and rollout.max_lag=1; allowed: a",
         ),
         (
             {

@@ -141,6 +141,16 @@ def test_explain_says_who_samples_and_how_old_the_data_may_be(configured, tmp_pa
     assert "it listens on 127.0.0.1, a free port, and publishes weights/" in said
     assert "the data are on-policy; at most 4 groups" in said and "guarantee" not in said
     assert "weights/, workers.json" in said and "samplers" not in explained()
+    served = ("rollout.engine=openai", "rollout.servers=('http://a:1', 'http://b:2')")
+    said = explained(*served, "rollout.max_lag=1")
+    for fact in (
+        "http://a:1, http://b:2 sample beside training, and the devices here play evaluations",
+        "may begin 1 sweep before the policy that they train is there",
+        "served_weights/",
+    ):
+        assert fact in said
+    with pytest.raises(ValueError, match=r"engine: got openai with rollout\.max_lag=0; allowed"):
+        explained(*served)
 
 
 def test_a_server_that_keeps_one_episode_is_not_asked_for_two_at_once(configured):

@@ -23,7 +23,7 @@ def check_asynchronous(config: Config) -> None:
     elif rollout.max_lag:
         raise ValueError(
             f"config.rollout.max_lag: got {rollout.max_lag} without samplers of its own; allowed:"
-            " 0, unless rollout.devices or rollout.port is set."
+            " 0, unless rollout.devices, rollout.port or rollout.engine=openai is set."
         )
     if rollout.max_lag:
         _check_stale(config)
@@ -44,6 +44,8 @@ def _check_collected(config: Config) -> None:
     """ValueError: an option that samples in rounds, or in trees."""
     algorithm, rollout = config.algorithm, config.rollout
     by = f"rollout.devices={rollout.devices}" if rollout.devices else f"rollout.port={rollout.port}"
+    if rollout.engine != "built_in":
+        by = f"rollout.engine={rollout.engine} and rollout.max_lag={rollout.max_lag}"
     if algorithm.forks.kind != "none":
         raise ValueError(
             f"config.algorithm.forks.kind: got {algorithm.forks.kind} with {by}; allowed: none,"

@@ -43,6 +43,11 @@ def check_servers(config: Config) -> None:
             not rollout.deterministic,
             "False, since servers choose their batches",
         ),
+        "rollout.on_swap": (
+            rollout.on_swap,
+            rollout.on_swap == "keep",
+            "keep, as the servers are asked to when their weights change",
+        ),
         "rollout.devices": (rollout.devices, not rollout.devices, "0"),
         "rollout.port": (rollout.port, rollout.port is None, "none"),
         "agent.constraints": (config.agent.constraints, not config.agent.constraints, "False"),
@@ -66,4 +71,17 @@ def check_servers(config: Config) -> None:
         if not fits:
             raise ValueError(
                 f"config.{name}: got {value!r} with rollout.engine={ENGINE}; allowed: {allowed}."
+            )
+    if rollout.max_lag:
+        _check_roles(config)
+
+
+def _check_roles(config: Config) -> None:
+    """ValueError: a frozen role would be sampled by the devices that train meanwhile."""
+    for number, role in enumerate(config.roles):
+        if role.path is not None:
+            raise ValueError(
+                f"config.roles[{number}].path: got {role.path!r} with rollout.engine={ENGINE} and"
+                f" rollout.max_lag={config.rollout.max_lag}; allowed: a server, since the devices"
+                " here train while episodes are played."
             )

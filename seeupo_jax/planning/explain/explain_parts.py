@@ -189,6 +189,9 @@ def sampler_lines(run: AbstractRun, planned: Planned | None = None) -> list[str]
     lines = [f"{begins}; at most {ahead} groups have begun and are not trained on"]
     if (note := lag_note(run.config)) is not None:
         lines.append(note)
+    if rollout.engine == "openai":
+        who = f"{', '.join(rollout.servers)} sample beside training, and the devices here play"
+        return [f"{who} evaluations; servers get each version from served_weights/", *lines]
     own = samplers_own_mesh(run.config, run.policy.mesh)
     if own is None:
         port = rollout.port if rollout.port else "a free port"

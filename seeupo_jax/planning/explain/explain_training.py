@@ -299,6 +299,7 @@ def _files(config: Config, workdir: Path) -> list[str]:
         "trajectories/": True,
         "rollouts/, until a checkpoint covers them": True,
         "weights/, workers.json": config.rollout.port is not None,
+        "served_weights/": config.rollout.engine == "openai",
         "warm_start/": bool(config.warm_start.stages),
         "profile/": bool(config.profile.steps),
         "learning_curve.png": True,

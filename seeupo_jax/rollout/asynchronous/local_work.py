@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 
 from seeupo_jax.rollout.asynchronous.ticket_book import TicketBook
@@ -19,13 +20,15 @@ class LocalWork:
 
     def __init__(self, book: TicketBook, max_lag: int):
         self._book, self._max_lag = book, max_lag
+        self._lock = threading.Lock()  # guards the next
         self._newest: PublishedPolicy | None = None
         self._used: int | None = None  # the version that the sampler was given last
         self._closed = False
 
     def publish(self, policy: PublishedPolicy) -> None:
         """Offers a policy, in place of the one before."""
-        self._newest = policy
+        with self._lock:
+            self._newest = policy
 
     def close(self) -> None:
         """There will be no more tickets."""
@@ -43,7 +46,8 @@ class LocalWork:
 
     def newer_policy(self, than: int | None) -> PublishedPolicy | None:
         """See `WorkSource`; each policy once."""
-        newest, self._newest = self._newest, None  # its parameters are the sampler's from now on
+        with self._lock:
+            newest, self._newest = self._newest, None  # its parameters are the sampler's now
         if newest is not None:
             self._used = newest.version
         return newest
