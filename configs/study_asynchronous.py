@@ -6,9 +6,9 @@
 
 All runs take the same steps on as many trajectories. `synchronous` samples with both devices and
 then trains with them; in the others one samples while the other trains, up to `rollout.max_lag`
-sweeps ahead, with importance weights or without. Episodes wait up to a third of a
-second, one in twenty four times as long, which is to a sweep of this policy what half a minute is
-to one of a large model. Synchronous runs do not wait, which changes nothing that they train on.
+sweeps ahead, with importance weights or without. Episodes wait up to a third of a second, one in
+twenty four times as long, which is to a sweep of this policy what half a minute is to one of a
+large model. Synchronous runs do not wait, which changes nothing that they train on.
 """
 
 from ml_collections import ConfigDict
