@@ -26,11 +26,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.configuration.flags import Flags, integer, names, one_of, output_file, positive
+from seeupo_jax.configuration.flags import (
+    Flags,
+    Wrong,
+    integer,
+    names,
+    one_of,
+    output_file,
+    positive,
+)
 from seeupo_jax.instruments.bench.asynchronous.slow_desk import SlowDesk
 from seeupo_jax.metrics.metrics_log import read_metrics
 
-DEVICES = 8  # of all processes together
 PROCESSES = 2  # of the trainer, and as many workers
 TARGET = 0.5  # of the synchronous run's seconds per iteration
 SYNCHRONOUS, SPLIT, WORKERS = "synchronous", "devices", "workers"
@@ -59,6 +66,7 @@ def add_flags(parser: Flags) -> None:
     words = f"some of {', '.join(ways)}; default: all"
     parser.flag("ways", words, _some_of(ways), default=ways)
     parser.flag("lags", "values of rollout.max_lag; default: 1,4", _lags, default=(1, 4))
+    parser.flag("devices", "forced devices of all processes; default: 8", _devices, default=8)
     parser.flag("seconds", "an episode waits at most, but for slow ones", positive, default=30.0)
     parser.flag("tasks", "groups of an iteration", integer(1), default=16)
     parser.flag("group_size", "episodes of a group", integer(2), default=8)
@@ -80,6 +88,12 @@ def _some_of(allowed: Sequence[str]) -> Any:
 
 def _lags(value: str) -> tuple[int, ...]:
     return tuple(integer(1)(name) for name in names(value))
+
+
+def _devices(value: str) -> int:
+    if integer(1)(value) % (2 * PROCESSES):
+        raise Wrong(value, f"a multiple of {2 * PROCESSES}: trainers and workers have equal parts")
+    return int(value)
 
 
 def run(flags: argparse.Namespace) -> dict[str, Any]:
@@ -114,7 +128,7 @@ def _ways(flags: argparse.Namespace) -> dict[str, Way]:
     for lag in flags.lags:
         stale = {"rollout.max_lag": lag}
         if SPLIT in flags.ways:
-            ways[f"{SPLIT}, lag {lag}"] = Way(stale | {"rollout.devices": DEVICES // 2})
+            ways[f"{SPLIT}, lag {lag}"] = Way(stale | {"rollout.devices": flags.devices // 2})
         if WORKERS in flags.ways:
             ways[f"{WORKERS}, lag {lag}"] = Way(stale, processes=PROCESSES, workers=PROCESSES)
     return ways
@@ -127,13 +141,13 @@ def _measure(flags: argparse.Namespace, way: Way) -> dict[str, float]:
         if way.workers:
             way = replace(way, fields={**way.fields, "rollout.port": _free_port()})
         trainers = [
-            _start(started, Path(folder, f"trainer{number}.log"), line, way)
+            _start(started, Path(folder, f"trainer{number}.log"), line, flags.devices, way)
             for number, line in enumerate(_trainer_lines(flags, way, workdir))
         ]
         line = _command(flags, way, workdir)
         for number in range(way.workers):
             log = Path(folder, f"worker{number}.log")
-            _start(started, log, [*line, "--role=rollout"], way)
+            _start(started, log, [*line, "--role=rollout"], flags.devices, way)
         for process, log in trainers:
             if process.wait():
                 said = log.read_text(encoding="utf-8").strip().splitlines() or ["nothing"]
@@ -184,7 +198,7 @@ def _command(flags: argparse.Namespace, way: Way, workdir: Path) -> list[str]:
         "rollout.group_size": flags.group_size,
         "rollout.concurrency": conversations,
         "rollout.deterministic": False,
-        "evaluation.every": 0,
+        "evaluation.tasks": 0,
         "checkpoint.every": 0,
         "checkpoint.export": False,
         "telemetry.display": "plain",
@@ -196,12 +210,11 @@ def _command(flags: argparse.Namespace, way: Way, workdir: Path) -> list[str]:
 
 
 def _start(
-    started: contextlib.ExitStack, log: Path, line: Sequence[str], way: Way
+    started: contextlib.ExitStack, log: Path, line: Sequence[str], devices: int, way: Way
 ) -> tuple[subprocess.Popen[str], Path]:
     """Starts a process with its part of the devices; it is killed with the stack."""
-    parts = way.processes + way.workers
-    devices = f"--xla_force_host_platform_device_count={DEVICES // parts}"
-    xla = f"{os.environ.get('XLA_FLAGS', '')} {devices}"
+    part = devices // (way.processes + way.workers)
+    xla = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={part}"
     file = started.enter_context(log.open("w", encoding="utf-8"))
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla}
     process = subprocess.Popen(line, env=environment, stdout=file, stderr=file, text=True)

@@ -71,6 +71,13 @@ def test_training_episodes_wait_as_their_seed_says(monkeypatch):
     assert not any(slept)
 
 
+def test_parts_of_the_devices_are_equal(capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(["bench", "asynchronous", "--devices=6"])
+    assert ended.value.code == 2
+    assert "--devices: got '6'; allowed: a multiple of 4" in capsys.readouterr().err
+
+
 @pytest.mark.exhaustive
 def test_samplers_of_their_own_are_measured_against_the_synchronous_run(
     tmp_path, monkeypatch, capsys
@@ -79,8 +86,8 @@ def test_samplers_of_their_own_are_measured_against_the_synchronous_run(
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "programs"))
     file = tmp_path / "figures.json"
-    small = ("--tasks=8", "--group_size=2", "--seconds=0.1", "--iterations=1", "--skip=1")
-    command.main(["bench", "asynchronous", "--lags=1", *small, f"--json={file}"])
+    few = ("--devices=4", "--tasks=4", "--group_size=2", "--iterations=1", "--skip=1")
+    command.main(["bench", "asynchronous", "--lags=1", "--seconds=0.1", *few, f"--json={file}"])
     ways = json.loads(file.read_text())["ways"]
     assert [*ways] == ["synchronous", "devices, lag 1", "workers, lag 1"]
     for name, way in ways.items():
