@@ -4,10 +4,11 @@ python -m seeupo_jax.train_server --config=FILE.py [--config.FIELD=VALUE ...] --
     [--model=FOLDER] [--model_name=NAME] [--host=127.0.0.1] [--port=8000]
 
 The base policy is a model folder's, or the one that the configuration starts from. Clients create
-runs, each with adapters of its own, and train and sample as they like; DIR holds what they save. Of
-the configuration `model`, `mesh`, `batching` and `rollout` say how the policy is computed: sequences
-have at most rollout.max_context tokens, samples at most rollout.max_action_tokens. The key is
-SEEUPO_API_KEY of the environment, or one that is made and printed. See docs/training_service.md.
+runs, each with adapters of its own, and train and sample as they like; DIR holds what they save.
+Of the configuration `model`, `mesh`, `batching` and `rollout` say how the policy is computed:
+sequences have at most rollout.max_context tokens, samples at most rollout.max_action_tokens. The
+key is SEEUPO_API_KEY of the environment, or one that is made and printed. See
+docs/training_service.md.
 """
 
 # Types of jax's own functions are partly unknown.
@@ -30,7 +31,6 @@ from seeupo_jax.configuration.schema import Config, Lora, WarmStart
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import file_sentences, sentence_errors
 from seeupo_jax.parallel.stop_signal import StopRequest
-from seeupo_jax.train_service.serving import check_server, open_service
 
 
 def _flags() -> Flags:
@@ -64,6 +64,9 @@ def _choose(config: Config, given: argparse.Namespace) -> Config:
 
 def _serve(config: Config, given: argparse.Namespace) -> None:
     """Loads the policy, and does what clients ask for until a signal comes."""
+    from seeupo_jax.train_service.serving import check_server, open_service
+
+    check_server(config)
     key = choose_key()
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
@@ -93,7 +96,6 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     with sentence_errors():
         config = _choose(read_config(given), given)
         prepare_xla()
-        check_server(config)
         check_address(given.host, given.port)
         _serve(config, given)
 

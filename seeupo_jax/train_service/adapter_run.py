@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from seeupo_jax.configuration.model_schema import PROJECTIONS
 from seeupo_jax.learner.optimization.optimizer import step_if_finite
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import FEED_FORWARD, Architecture, LoraAdapters
@@ -75,10 +76,11 @@ def adapters_for(
     Raises:
       RequestRefused: in neither of them.
     """
-    targets = (
+    named = {
         *(arch.attention_projections if attention else ()),
         *(FEED_FORWARD if feed_forward else ()),
-    )
+    }
+    targets = tuple(name for name in PROJECTIONS if name in named)  # as a saved folder has them
     if not targets:
         raise RequestRefused(
             "lora_config: got neither train_attn nor train_mlp; allowed: one of them or both, since"
@@ -125,7 +127,7 @@ class AdapterRun:
         return Policy(self.network, base.tokenizer, base.mesh, self._frozen, base.source)
 
     def load(self, adapters: Any, moments: Any = None) -> None:
-        """Takes saved adapters; a missing optimizer's state begins anew, and so does the gradient."""
+        """Takes saved adapters; the gradient begins anew, and moments that are missing."""
         if moments is None:
             moments = _optimizer(Adam(0, 0, 0, 0, 0, 0)).init(adapters)
         self.state, self._gradient = CriticState(adapters, moments), None
@@ -259,7 +261,7 @@ def _loss(
     batch: _Batch,
     options: Mapping[str, jax.Array],
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """The sum of a loss; log-probabilities and losses, float32 [R, L], 0 where there is no target."""
+    """The sum of a loss; log-probabilities and losses, float32 [R, L], 0 without a target."""
     params = join_params(adapters, frozen)
     hidden_RLD, _ = policy.hidden(network, params, batch.token_RL)
     target_RL = batch.target_RL

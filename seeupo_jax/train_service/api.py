@@ -96,7 +96,9 @@ class TrainApi:
         try:
             self._check_key(request)
             return await work(request)
-        except (RequestRefused, CallRefused) as refusal:
+        except RequestRefused as refusal:
+            return JSONResponse({"detail": str(refusal)}, refusal.status)
+        except CallRefused as refusal:  # of its key, or of a body that is too large
             await discard_rest(request)
             return JSONResponse({"detail": str(refusal)}, refusal.status)
         except ClientDisconnect:
@@ -110,10 +112,10 @@ class TrainApi:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         given = [request.headers.get("x-api-key", ""), token if scheme.lower() == "bearer" else ""]
         if not any(secrets.compare_digest(key.encode(), self._key.encode()) for key in given):
-            raise RequestRefused(
+            raise CallRefused(
                 "the key: got no known key; allowed: the one that the server printed or read from"
                 " SEEUPO_API_KEY, as TINKER_API_KEY of the client.",
-                401,
+                status=401,
             )
 
     async def _post(self, work: Callable[[dict[str, Any]], Any], request: Request) -> Response:

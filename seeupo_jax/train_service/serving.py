@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seeupo_jax.agents.listening import Listener
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.shapes import row_lengths
 from seeupo_jax.parallel.mesh import row_shards
@@ -12,10 +11,19 @@ from seeupo_jax.policy.files.weights import resolve_path
 from seeupo_jax.policy.kernels.fused import row_block
 from seeupo_jax.policy_io import build
 from seeupo_jax.train_service.adapter_run import BasePolicy
-from seeupo_jax.train_service.api import TrainApi
 from seeupo_jax.train_service.sampling import Sampler
 from seeupo_jax.train_service.saved_weights import SavedWeights
 from seeupo_jax.train_service.service import TrainService
+
+try:
+    from seeupo_jax.agents.listening import Listener
+    from seeupo_jax.train_service.api import TrainApi
+except ModuleNotFoundError as error:
+    if error.name not in ("uvicorn", "starlette", "h11"):
+        raise
+    raise ValueError(
+        f"a training service needs the {error.name} package: pip install 'seeupo_jax[agents]'."
+    ) from None
 
 
 def check_server(config: Config) -> None:
