@@ -6,7 +6,8 @@ JSON. Numbers of fields are those of `tinker_public.proto` in the package `tinke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -65,10 +66,26 @@ class SampleResult(NamedTuple):
     cached_tokens: int
 
 
+@contextlib.contextmanager
+def _damage_refused() -> Generator[None]:
+    """RequestRefused for bytes that are no message, or arrays that end within a number."""
+    try:
+        yield
+    except RequestRefused:
+        raise
+    except ValueError as error:
+        raise RequestRefused(f"the body: no message of protocol buffers ({error}).") from None
+
+
+@_damage_refused()
 def peek(body: bytes) -> tuple[str, int]:
-    """The run and the number of a pass over data, before the rest is read."""
+    """The run and the number of a pass over data, before the rest is read.
+
+    Raises:
+      RequestRefused: a damaged message.
+    """
     model_id, seq_id = "", 0
-    for number, value in _fields(body):
+    for number, value in protobuf.fields(body):
         if number == 1:
             model_id = protobuf.text(value)
         elif number == 2 and isinstance(value, int):
@@ -76,6 +93,7 @@ def peek(body: bytes) -> tuple[str, int]:
     return model_id, seq_id
 
 
+@_damage_refused()
 def read_forward_backward(body: bytes) -> ForwardBackward:
     """A pass over data.
 
@@ -84,7 +102,7 @@ def read_forward_backward(body: bytes) -> ForwardBackward:
     """
     data: list[Datum] = []
     loss, options, forward_only = "", {}, False
-    for number, value in _fields(body):
+    for number, value in protobuf.fields(body):
         if number == 3:
             data.append(_read_datum(protobuf.message(value), f"data[{len(data)}]"))
         elif number == 4:
@@ -96,29 +114,22 @@ def read_forward_backward(body: bytes) -> ForwardBackward:
             forward_only = bool(value)
         elif number == 7:
             key, option = _entry(value)
-            if any(part == 2 for part, _ in _fields(protobuf.message(option))):
+            if any(part == 2 for part, _ in protobuf.fields(protobuf.message(option))):
                 raise RequestRefused(f"loss_fn_config: got text for {key!r}; allowed: numbers.")
     model_id, seq_id = peek(body)
     return ForwardBackward(model_id, seq_id, data, loss, options, forward_only)
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, protobuf.Value]]:
-    try:
-        yield from protobuf.fields(data)
-    except protobuf.DamagedMessage as error:
-        raise RequestRefused(f"the body: no message of protocol buffers ({error}).") from None
-
-
 def _entry(value: protobuf.Value) -> tuple[str, protobuf.Value]:
     """Key and value of an entry of a map."""
-    parts = dict(_fields(protobuf.message(value)))
+    parts = dict(protobuf.fields(protobuf.message(value)))
     return protobuf.text(parts.get(1, b"")), parts.get(2, b"")
 
 
 def _read_datum(body: bytes, name: str) -> Datum:
     chunks: list[np.ndarray] = []
     inputs: dict[str, np.ndarray] = {}
-    for number, value in _fields(body):
+    for number, value in protobuf.fields(body):
         if number == 1:
             chunks.append(_read_chunk(protobuf.message(value), name))
         elif number == 2:
@@ -129,15 +140,15 @@ def _read_datum(body: bytes, name: str) -> Datum:
 
 
 def _read_chunk(body: bytes, name: str) -> np.ndarray:
-    parts = dict(_fields(body))
+    parts = dict(protobuf.fields(body))
     if 1 not in parts:
         raise RequestRefused(f"{name}.model_input: got an image or sound; allowed: tokens.")
-    text = dict(_fields(protobuf.message(parts[1])))
+    text = dict(protobuf.fields(protobuf.message(parts[1])))
     return np.frombuffer(protobuf.message(text.get(1, b"")), "<i4")
 
 
 def _read_tensor(body: bytes, name: str) -> np.ndarray:
-    parts = list(_fields(body))
+    parts = list(protobuf.fields(body))
     last = dict(parts)
     if 2 in last:
         raise RequestRefused(f"{name}: got a sparse array; allowed: one number a token.")
