@@ -53,7 +53,8 @@ def test_log_probabilities_are_the_softmaxs_whatever_else_is_in_the_pass(base):
     params = join_params(run.state.params, run.policy.frozen)
     arch = run.network.arch
     for each, logp in zip(data, found.outputs["logprobs"], strict=True):
-        states, _ = hidden(run.network, params, each.tokens[None])
+        rows = np.tile(each.tokens, (jax.device_count(), 1))
+        states, _ = jax.jit(hidden, static_argnums=0)(run.network, params, rows)
         head = np.asarray(run.network.bind(params).head_VD(arch.dtype), np.float64)
         logits = np.asarray(states[0], np.float64) @ head.T
         logits[:, arch.unassigned_V()] = -np.inf
