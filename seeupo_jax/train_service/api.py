@@ -78,6 +78,7 @@ class TrainApi:
             *((path, "GET", functools.partial(self._get, work)) for path, work in gets.items()),
             ("forward_backward", "POST", self._forward_backward),
             ("retrieve_future", "POST", self._retrieve),
+            ("sessions/{name}/finish", "POST", self._finish),
             ("training_runs/{run}/checkpoints/{kind}/{name}", "DELETE", self._remove),
         ]
         self.app = Starlette(
@@ -230,6 +231,10 @@ class TrainApi:
         cursor = {"offset": first, "limit": most, "total_count": len(saved)}
         shown = [_checkpoint(each) for each in saved[first : first + most]]
         return {"checkpoints": shown, "cursor": cursor}
+
+    async def _finish(self, request: Request) -> Response:
+        self._service.finish_session(request.path_params["name"])
+        return Response(status_code=204)
 
     async def _remove(self, request: Request) -> Response:
         named = request.path_params

@@ -126,6 +126,12 @@ class TrainService:
         with self._lock:
             self._session(session).seen = time.monotonic()
 
+    def finish_session(self, name: str) -> None:
+        """Forgets a client and its runs; RequestRefused: it is not known."""
+        with self._lock:
+            self._session(name)
+            self._forget(name)
+
     def _session(self, name: str) -> _Session:
         if name not in self._sessions:
             raise RequestRefused(f"session_id: got {name!r:.80}, which is not known.", 410)
