@@ -32,14 +32,14 @@ def check_address(host: str, port: int) -> None:
             f"{KEY_VARIABLE}: got a key that is empty or has a space or an odd character; allowed:"
             " letters, digits and other signs of ASCII, or no variable."
         )
-    if not is_loopback(host):
+    if not _is_loopback(host):
         _LOGGER.warning(
             f"warning: --host={host}: whoever reaches this machine and has the key is answered, and"
             " what they send and get is not encrypted."
         )
 
 
-def is_loopback(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     """Whether an address or a name is for this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
