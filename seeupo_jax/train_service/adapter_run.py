@@ -63,9 +63,9 @@ class Adam(NamedTuple):
 class _Batch(NamedTuple):
     """Rows of a pass: one sequence each, padded. inputs: by name, float32 [R, L]."""
 
-    token_RL: np.ndarray
-    target_RL: np.ndarray
-    inputs: dict[str, np.ndarray]
+    token_RL: Any  # of NumPy, and traced in a pass
+    target_RL: Any
+    inputs: Any
 
 
 def adapters_for(
@@ -141,8 +141,11 @@ class AdapterRun:
           RequestRefused: a loss or data that it cannot compute.
         """
         options = _check(asked, self.network.arch.vocab_size, self._base.longest)
-        if self._gradient is None and not asked.forward_only:
-            self._gradient = jax.tree.map(jnp.zeros_like, self.state.params)
+        gradient = self._gradient
+        if not asked.forward_only:
+            self._gradient = None  # the pass takes it: one that fails leaves none
+            if gradient is None:
+                gradient = jax.tree.map(jnp.zeros_like, self.state.params)
         count = len(asked.data)
         logp: list[np.ndarray] = [np.zeros(0)] * count
         losses: list[np.ndarray] = [np.zeros(0)] * count
@@ -154,9 +157,10 @@ class AdapterRun:
             if asked.forward_only:
                 found = _losses(*what, batch, options)
             else:
-                found, self._gradient = _accumulate(*what, self._gradient, batch, options)
+                found, gradient = _accumulate(*what, gradient, batch, options)
             for index, datum, *arrays in zip(indices, data, *jax.device_get(found), strict=False):
                 logp[index], losses[index] = (array[: len(datum.tokens)] for array in arrays)
+        self._gradient = gradient
         total = float(sum(np.sum(each, dtype=np.float64) for each in losses))
         return PassResult({"logprobs": logp, "elementwise_loss": losses}, {"loss:sum": total})
 
@@ -231,8 +235,12 @@ def _check_datum(datum: Datum, name: str, loss: str, vocabulary: int, longest: i
         if key != TARGET and not np.isfinite(array).all():
             raise RequestRefused(f"{name}.{key}: got a number that is not finite.")
     for key, tokens in (("model_input", datum.tokens), (TARGET, datum.inputs[TARGET])):
-        if tokens.dtype.kind != "i" or tokens.min() < 0 or tokens.max() >= vocabulary:
-            raise RequestRefused(f"{name}.{key}: allowed: ids from 0 to {vocabulary - 1}.")
+        if tokens.dtype.kind != "i":
+            raise RequestRefused(f"{name}.{key}: got {tokens.dtype}; allowed: int64.")
+        if (wrong := tokens[(tokens < 0) | (tokens >= vocabulary)]).size:
+            raise RequestRefused(
+                f"{name}.{key}: got the token {wrong[0]}; allowed: 0 to {vocabulary - 1}."
+            )
 
 
 def _pad(data: Sequence[Datum], loss: str, rows: int, length: int) -> _Batch:

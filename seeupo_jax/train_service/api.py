@@ -153,8 +153,8 @@ class TrainApi:
     ) -> Callable[[dict[str, Any]], dict[str, Any]]:
         return lambda body: {"request_id": begin(body)}
 
-    def _create_session(self, body: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "create_session", "session_id": self._service.create_session(body)}
+    def _create_session(self, _: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "create_session", "session_id": self._service.create_session()}
 
     def _heartbeat(self, body: dict[str, Any]) -> dict[str, Any]:
         self._service.heartbeat(str(body.get("session_id")))

@@ -17,7 +17,7 @@ from seeupo_jax.train_service import protobuf
 from seeupo_jax.train_service.refusals import RequestRefused
 
 _FLOAT32, _INT64 = 1, 2  # DType
-_DTYPES = {_FLOAT32: np.dtype("<f4"), _INT64: np.dtype("<i8")}
+_DTYPES: dict[protobuf.Value, np.dtype[Any]] = {_FLOAT32: np.dtype("<f4"), _INT64: np.dtype("<i8")}
 _STOP, _LENGTH = 0, 1  # StopReason
 UNSCORED, NO_TOKEN = -99999.0, 0  # in tables of likeliest tokens, where there are fewer
 
@@ -152,13 +152,13 @@ def _read_tensor(body: bytes, name: str) -> np.ndarray:
     last = dict(parts)
     if 2 in last:
         raise RequestRefused(f"{name}: got a sparse array; allowed: one number a token.")
-    dtype = _DTYPES.get(last.get(3, 0))
-    if dtype is None:
-        raise RequestRefused(f"{name}: got type {last.get(3)}; allowed: float32 and int64.")
+    kind = last.get(3, 0)
+    if kind not in _DTYPES:
+        raise RequestRefused(f"{name}: got type {kind}; allowed: float32 and int64.")
     shape = [size for number, value in parts if number == 4 for size in protobuf.integers(value)]
     if len(shape) > 1:
         raise RequestRefused(f"{name}: got shape {shape}; allowed: one number a token.")
-    return np.frombuffer(protobuf.message(last.get(1, b"")), dtype)
+    return np.frombuffer(protobuf.message(last.get(1, b"")), _DTYPES[kind])
 
 
 def write_pass_result(result: PassResult) -> bytes:

@@ -9,11 +9,12 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from seeupo_jax.agents.sampled_text import SampledText
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.policy.architecture import LoraAdapters
+from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy_io.build import Policy
 from seeupo_jax.policy_io.build_sampler import build_engine
 from seeupo_jax.rollout.engine.protocol import Action, Turn, TurnSampling
@@ -43,7 +44,7 @@ class Weights:
 class SampleRequest:
     """A prompt and how it is continued.
 
-    stop_tokens, stop_texts: after which a sequence ends, beside the tokenizer's end tokens.
+    stop_tokens, stop_texts: after which a sequence ends. end_tokens: or after the tokenizer's.
     max_tokens: of a sequence; None: as many as the server allows.
     prompt_last: scored tokens at the prompt's end; None: all. prompt_top: likeliest tokens there.
     """
@@ -55,6 +56,7 @@ class SampleRequest:
     sampling: TurnSampling
     stop_tokens: frozenset[int]
     stop_texts: tuple[str, ...]
+    end_tokens: bool
     prompt_logp: bool
     prompt_last: int | None
     prompt_top: int
@@ -77,6 +79,13 @@ class SampleJob:
             self.finish(result)
 
 
+class _Loaded(NamedTuple):
+    """What the devices hold. params: the object that the engine began with."""
+
+    params: Any
+    engine: SlotEngine
+
+
 class Sampler:
     """One engine for each kind of adapters; of all of them one holds a policy and a cache.
 
@@ -87,7 +96,7 @@ class Sampler:
     def __init__(self, config: Config):
         self._config = config
         self._engines: dict[LoraAdapters | None, SlotEngine] = {}
-        self._current: tuple[Weights, Any, SlotEngine] | None = None
+        self._current: _Loaded | None = None
         self._held = contextlib.ExitStack()
         self._keys = itertools.count()
 
@@ -99,11 +108,12 @@ class Sampler:
         Args:
           more: those that came meanwhile and may join.
         """
-        engine, open_jobs = self._use(weights), {}
+        engine, tokenizer = self._use(weights), weights.policy.tokenizer
+        open_jobs: dict[int, SampleJob] = {}
         waiting = deque(jobs)
         while waiting or open_jobs:
             while waiting:
-                self._begin(engine, waiting.popleft(), open_jobs)
+                self._begin(engine, tokenizer, waiting.popleft(), open_jobs)
             for action in (engine.step(True) or ()) if open_jobs else ():
                 self._take(engine, action, open_jobs)
             waiting.extend(more())
@@ -115,30 +125,37 @@ class Sampler:
 
     def _use(self, weights: Weights) -> SlotEngine:
         """The engine, started with these weights; prompts stay cached while they are the same."""
-        if self._current is not None and self._current[:2] == (weights, id(weights.params)):
-            return self._current[2]
+        current = self._current
+        if current is not None and current.params is weights.params:
+            return current.engine
         engine = self._engines.get(weights.lora)
         if engine is None:
             self.close()
-            engine = build_engine(self._config, weights.policy, per_turn=True)
+            # No token ends a sequence on the device: a request may go on after end tokens.
+            engine = build_engine(self._config, weights.policy, per_turn=True, end_ids=())
             self._engines[weights.lora] = engine
-        if self._current is None or self._current[2] is not engine:
+        if self._current is None or self._current.engine is not engine:
             self.close()
             self._held.enter_context(engine.one_policy())
-        engine.begin(weights.params, seed=self._config.seed, iteration=0)
-        self._current = weights, id(weights.params), engine
+        engine.begin(weights.params, seed=self._config.seed)
+        self._current = _Loaded(weights.params, engine)
         return engine
 
-    def _begin(self, engine: SlotEngine, job: SampleJob, open_jobs: dict[int, SampleJob]) -> None:
-        request, rollout = job.request, self._config.rollout
-        tokenizer, prompt = self._current[0].policy.tokenizer, request.prompt
+    def _begin(
+        self,
+        engine: SlotEngine,
+        tokenizer: Tokenizer,
+        job: SampleJob,
+        open_jobs: dict[int, SampleJob],
+    ) -> None:
+        request, rollout, prompt = job.request, self._config.rollout, job.request.prompt
         room = rollout.max_context - len(prompt)
-        if not prompt or room < 1 or any(token not in tokenizer.ids for token in prompt):
+        if not prompt or room < 1:
+            allowed = f"1 to {rollout.max_context - 1}, so that one more has a place"
+            return job.end(RequestRefused(f"prompt: got {len(prompt)} tokens; allowed: {allowed}."))
+        if wrong := [token for token in prompt if token not in tokenizer.ids]:
             return job.end(
-                RequestRefused(
-                    f"prompt: got {len(prompt)} tokens; allowed: 1 to {rollout.max_context - 1},"
-                    " each an id of the tokenizer."
-                )
+                RequestRefused(f"prompt: got the token {wrong[0]}; allowed: the tokenizer's.")
             )
         limit = min(request.max_tokens or room, rollout.max_action_tokens, room)
         number = zlib.crc32(repr(tuple(prompt[:_ALIKE])).encode())
@@ -157,7 +174,7 @@ class Sampler:
                     member=member,
                     turn=turn,
                     limit=limit,
-                    listen=stops.listen if stops.any else None,
+                    listen=stops.listen,
                     sampling=request.sampling,
                     shard=number % shards,
                 )
@@ -174,15 +191,13 @@ class Sampler:
         job.end(self._result(engine, job))
 
     def _result(self, engine: SlotEngine, job: SampleJob) -> SampleResult:
-        request, tokenizer = job.request, self._current[0].policy.tokenizer
-        sequences = []
+        request, sequences = job.request, []
         for key, stops in job.listeners.items():
             action = job.actions[key]
-            count = stops.listen(action.tokens) if stops.any else None
+            count = stops.listen(action.tokens)
             tokens = action.tokens[:count]
-            stopped = count is not None or (bool(tokens) and tokens[-1] in tokenizer.end_ids)
-            top = None if not request.sampling.top_logprobs else (action.top or [])[: len(tokens)]
-            sequences.append(SampledSequence(tokens, action.logp[: len(tokens)], stopped, top))
+            top = None if not request.sampling.top_logprobs else (action.top or [])[:count]
+            sequences.append(SampledSequence(tokens, action.logp[:count], count is not None, top))
         prompt_logp = prompt_top = None
         if request.prompt_logp or request.prompt_top:
             prompt_logp, prompt_top = _score(engine, request)
@@ -217,12 +232,12 @@ def _stream(key: int, seed: int | None, sample: int) -> tuple[int, int, int]:
 class _Stops:
     """Finds where a growing sequence ends; `listen` has the form of `Turn.listen`."""
 
-    def __init__(self, request: SampleRequest, tokenizer: Any):
-        self._tokens = request.stop_tokens
+    def __init__(self, request: SampleRequest, tokenizer: Tokenizer):
+        ends = tokenizer.end_ids if request.end_tokens else ()
+        self._tokens = request.stop_tokens.union(ends)
         self._text = SampledText(tokenizer, request.stop_texts) if request.stop_texts else None
         self._read = 0
         self._end: int | None = None
-        self.any = bool(self._tokens) or self._text is not None
 
     def listen(self, tokens: Sequence[int]) -> int | None:
         """The number of tokens up to the first stop, with it; None: none so far."""
@@ -260,7 +275,8 @@ def read_sample(body: dict[str, Any]) -> SampleRequest:
         top_k=max(top_k, 0),
         top_logprobs=_number(body, "topk_sample_logprobs", 0, MOST_TOP, int, 0),
     )
-    tokens, texts = _read_stop(params.get("stop"))
+    stop = params.get("stop")
+    tokens, texts = _read_stop(stop)
     return SampleRequest(
         prompt=prompt,
         samples=_number(body, "num_samples", 1, _MOST_SAMPLES, int, 1),
@@ -269,6 +285,7 @@ def read_sample(body: dict[str, Any]) -> SampleRequest:
         sampling=sampling,
         stop_tokens=tokens,
         stop_texts=texts,
+        end_tokens=stop != [],
         prompt_logp=wants_prompt,
         prompt_last=last,
         prompt_top=_number(body, "topk_prompt_logprobs", 0, MOST_TOP, int, 0),
@@ -276,17 +293,16 @@ def read_sample(body: dict[str, Any]) -> SampleRequest:
 
 
 def _read_stop(stop: Any) -> tuple[frozenset[int], tuple[str, ...]]:
-    if stop is None:
+    if stop is None or stop == []:
         return frozenset(), ()
-    stops = [stop] if isinstance(stop, str) else stop
-    if isinstance(stops, list) and stops:
+    stops: Any = [stop] if isinstance(stop, str) else stop
+    if isinstance(stops, list):
         if all(isinstance(each, str) and each for each in stops):
             return frozenset(), tuple(stops)
         if all(type(each) is int for each in stops):
             return frozenset(stops), ()
     raise RequestRefused(
-        f"stop: got {stop!r:.80}; allowed: text, a list of texts, or a list of tokens; the"
-        " tokenizer's end tokens always end a sequence."
+        f"stop: got {stop!r:.80}; allowed: text, a list of texts, or a list of tokens."
     )
 
 

@@ -24,13 +24,14 @@ from seeupo_jax.train_service.adapter_run import Adam, AdapterRun, BasePolicy, a
 from seeupo_jax.train_service.futures import Failed, Futures, Result
 from seeupo_jax.train_service.refusals import RequestRefused
 from seeupo_jax.train_service.sampling import SampleJob, Sampler, Weights, read_sample
-from seeupo_jax.train_service.saved_weights import SavedWeights
+from seeupo_jax.train_service.saved_weights import Saved, SavedWeights
 
 _LOGGER = logging.getLogger(__name__)
 SESSION_S = 3600.0  # without a sign of life, after which a session's runs are forgotten
 SNAPSHOTS = 64  # unnamed weights for sampling that a run keeps; then the oldest are forgotten
 _LARGEST_RANK = 512
 _SHUTTING_DOWN = "the server is shutting down; ask again later."
+_ENDED = "session_id: got one that has ended; allowed: one that is open."
 
 
 @dataclass
@@ -38,7 +39,6 @@ class _Session:
     """A client. seen: `time.monotonic()` of its last sign of life."""
 
     seen: float
-    metadata: Mapping[str, Any]
 
 
 @dataclass(eq=False)
@@ -52,7 +52,7 @@ class _Run:
     about: dict[str, Any]
     adapters: AdapterRun | None = None
     expected: int = 1
-    early: dict[int, Callable[[], None]] = field(default_factory=dict)
+    early: dict[int, _Work] = field(default_factory=dict)
     inflight: Weights | None = None
     snapshots: deque[str] = field(default_factory=deque)
     steps: int = 0
@@ -66,6 +66,19 @@ class _SamplingSession:
     session: str
     path: str | None
     weights: Weights | None
+
+
+class _Work(NamedTuple):
+    """A request that waits, and who asks for its result."""
+
+    work: Callable[[], Result]
+    future: Future[Result]
+
+    def do(self) -> None:
+        try:
+            self.future.set_result(self.work())
+        except Exception as error:
+            self.future.set_result(_failed(error))
 
 
 class _Sample(NamedTuple):
@@ -89,7 +102,7 @@ class TrainService:
         self.model_name = model_name
         self.futures = Futures()
         self._lock = threading.Condition()
-        self._jobs: deque[Callable[[], None] | _Sample] = deque()
+        self._jobs: deque[_Work | _Sample] = deque()
         self._over = False
         self._sessions: dict[str, _Session] = {}
         self._runs: dict[str, _Run] = {}
@@ -107,17 +120,21 @@ class TrainService:
         """The devices; in force in the thread of `run`."""
         return self._base.policy.mesh
 
-    def create_session(self, body: Mapping[str, Any]) -> str:
+    def create_session(self) -> str:
         """A new client's name; forgets clients that gave no sign of life for long."""
         now, name = time.monotonic(), f"session-{secrets.token_hex(8)}"
         with self._lock:
             for old in [k for k, v in self._sessions.items() if now - v.seen > SESSION_S]:
                 self._forget(old)
-            self._sessions[name] = _Session(now, body.get("user_metadata") or {})
+            self._sessions[name] = _Session(now)
         return name
 
     def _forget(self, session: str) -> None:
         del self._sessions[session]
+        for run in self._runs.values():
+            if run.session == session:
+                for each in run.early.values():
+                    each.future.set_result(_failed(RequestRefused(_ENDED)))
         self._runs = {k: v for k, v in self._runs.items() if v.session != session}
         self._samplers = {k: v for k, v in self._samplers.items() if v.session != session}
 
@@ -134,7 +151,11 @@ class TrainService:
 
     def _session(self, name: str) -> _Session:
         if name not in self._sessions:
-            raise RequestRefused(f"session_id: got {name!r:.80}, which is not known.", 410)
+            raise RequestRefused(
+                f"session_id: got {name!r:.80}, which is not known (any more); allowed: an open"
+                " one.",
+                410,
+            )
         return self._sessions[name]
 
     def create_model(self, body: Mapping[str, Any]) -> tuple[str, str]:
@@ -144,11 +165,13 @@ class TrainService:
         if not isinstance(lora, dict):
             raise RequestRefused("lora_config: got none; allowed: one, since runs train adapters.")
         rank, seed = lora.get("rank"), lora.get("seed")
+        if seed is not None and type(seed) is not int:
+            raise RequestRefused(f"lora_config.seed: got {seed!r:.40}; allowed: a whole number.")
         if type(rank) is not int or not 1 <= rank <= _LARGEST_RANK:
             allowed = f"a whole number from 1 to {_LARGEST_RANK}"
             raise RequestRefused(f"lora_config.rank: got {rank!r:.40}; allowed: {allowed}.")
         _check_adam(body.get("optimizer_config"))
-        seed = secrets.randbits(31) if seed is None else int(seed) % 2**31
+        seed = secrets.randbits(31) if seed is None else seed % 2**31
         adapters = adapters_for(
             self._base.network.arch,
             rank,
@@ -282,18 +305,16 @@ class TrainService:
     def load_weights(self, body: Mapping[str, Any]) -> str:
         """The id of a request to load saved adapters into a run, or into a new one."""
         path, optimizer = str(body.get("path")), bool(body.get("optimizer"))
-        saved = self.saved.find(path)
-        if saved.about["base_model"] != self.model_name:
-            raise RequestRefused(
-                f"path: got weights of {saved.about['base_model']!r}; allowed: of the served model,"
-                f" {self.model_name!r}."
-            )
-        load = functools.partial(self.saved.load, saved, optimizer=optimizer)
+
+        def load() -> AdapterRun:
+            return self.saved.load(self._find_saved(path), optimizer=optimizer)
+
         if body.get("session_id") is not None:
-            self._check_base(body.get("base_model") or self.model_name)
+            if body.get("base_model") is not None:
+                self._check_base(body["base_model"])
             _check_adam(body.get("optimizer_config"))
             about = {
-                **{key: value for key, value in saved.about.items() if key != "steps"},
+                **{k: v for k, v in self._find_saved(path).about.items() if k != "steps"},
                 "user_metadata": body.get("user_metadata"),
             }
             return self._begin_run(body, about, load, "load_weights", path=path)[1]
@@ -310,6 +331,16 @@ class TrainService:
 
         return self._add_work(body, work)
 
+    def _find_saved(self, path: str) -> Saved:
+        """The folder of a path; RequestRefused: there is none, or one of another model."""
+        saved = self.saved.find(path)
+        if saved.about["base_model"] != self.model_name:
+            raise RequestRefused(
+                f"path: got weights of {saved.about['base_model']!r}; allowed: of the served model,"
+                f" {self.model_name!r}."
+            )
+        return saved
+
     def create_sampling_session(self, body: Mapping[str, Any]) -> str:
         """The id of a client of saved weights, or of the base policy."""
         session, path = str(body.get("session_id")), body.get("model_path")
@@ -321,7 +352,7 @@ class TrainService:
         if path is None:
             self._check_base(base)
             return _SamplingSession(session, None, self._base_weights)
-        self.saved.find(path)
+        self._find_saved(path)
         return _SamplingSession(session, path, None)
 
     def _open_sampler(self, sampler: _SamplingSession) -> str:
@@ -388,7 +419,11 @@ class TrainService:
     def _run(self, name: str) -> _Run:
         with self._lock:
             if name not in self._runs:
-                raise RequestRefused(f"model_id: got {name!r:.120}, which is not known.", 404)
+                raise RequestRefused(
+                    f"model_id: got {name!r:.120}, which is not known (any more); allowed: a run"
+                    " of an open session.",
+                    404,
+                )
             self._runs[name].last_request = time.time()
             return self._runs[name]
 
@@ -406,7 +441,7 @@ class TrainService:
     def _add(self, key: Any, work: Callable[[], Result]) -> str:
         request_id, future = self.futures.add(key)
         if future is not None:
-            self._put(functools.partial(_do, work, future), future)
+            self._put(_Work(work, future), future)
         return request_id
 
     def _add_in_order(
@@ -419,19 +454,17 @@ class TrainService:
         if future is None:
             return request_id
         with self._lock:
-            run.early[seq_id] = functools.partial(_do, work, future)
-            ready = []
-            while run.expected in run.early:
-                ready.append(run.early.pop(run.expected))
-                run.expected += 1
-            if self._over:
-                ready, run.early = [], {}
-                future.set_result(_failed(RuntimeError(_SHUTTING_DOWN)))
-            self._jobs.extend(ready)
-            self._lock.notify()
+            if not self._over:
+                run.early[seq_id] = _Work(work, future)
+                while run.expected in run.early:
+                    self._jobs.append(run.early.pop(run.expected))
+                    run.expected += 1
+                self._lock.notify()
+                return request_id
+        future.set_result(_failed(RuntimeError(_SHUTTING_DOWN)))
         return request_id
 
-    def _put(self, job: Callable[[], None] | _Sample, future: Future[Result]) -> None:
+    def _put(self, job: _Work | _Sample, future: Future[Result]) -> None:
         with self._lock:
             if not self._over:
                 self._jobs.append(job)
@@ -456,7 +489,7 @@ class TrainService:
             if isinstance(job, _Sample):
                 self._sample(job)
             else:
-                job()
+                job.do()
         self._sampler.close()
 
     def _sample(self, first: _Sample) -> None:
@@ -505,13 +538,6 @@ def _ready(run: _Run) -> AdapterRun:
     if run.adapters is None:
         raise RequestRefused("model_id: the run could not be created.")
     return run.adapters
-
-
-def _do(work: Callable[[], Result], future: Future[Result]) -> None:
-    try:
-        future.set_result(work())
-    except Exception as error:
-        future.set_result(_failed(error))
 
 
 def _failed(error: Exception) -> Failed:

@@ -2,13 +2,17 @@
 
 import json
 import math
+import os
 import sys
 
+import httpx
 import numpy as np
 import tinker
 from tinker import types
 
 TOKENS = list(range(5, 17))
+# After which the likeliest answer of the bundled policy has an end token: 575 21 56 519 5.
+CASE = [2, 653, 838, 21, 56, 863, 795, 838, 67, 620, 838, 892, 885, 53, 796, 703, 5, 3]
 
 
 def datum(tokens, **inputs):
@@ -60,6 +64,9 @@ def main() -> None:
     whole = TOKENS[:5] + drawn[0].tokens
     (scored,), _ = logprobs(first, [datum(whole)])
     saw["gap"] = float(np.abs(np.subtract(scored[4:], drawn[0].logprobs)).max())
+    base = service.create_sampling_client(base_model=name).result()
+    ends, goes_on = (sequence(base, CASE, temperature=0.0, stop=stop)[0] for stop in (None, []))
+    saw["ends"] = [ends.stop_reason, goes_on.stop_reason, goes_on.tokens[:5] == ends.tokens]
     prompt_logp = sampler.compute_logprobs(types.ModelInput.from_ints(whole)).result()
     saw["first_is_none"] = prompt_logp[0] is None
     saw["prompt_gap"] = float(np.abs(np.subtract(scored, prompt_logp[1:])).max())
@@ -86,25 +93,104 @@ def main() -> None:
 
     path = first.save_state("one").result().path
     loaded = service.create_training_client_from_state_with_optimizer(path).result()
+    without = service.create_training_client_from_state(path).result()
     saw["loaded"] = np.allclose(logprobs(loaded, weighted)[0], after, atol=1e-5)
-    saw["saved"] = first.save_weights_for_sampler("for-later").result().path.split("/")[-2:]
-    saw["path"] = path
-    try:
-        first.forward_backward(weighted, "dro").result()
-    except tinker.RequestFailedError as error:
-        saw["refusal"] = [str(error.category), "loss_fn: got 'dro'; allowed:" in str(error)]
+    moved = [step(run, weighted) for run in (first, loaded, without)]
+    saw["its_moments_too"] = np.allclose(moved[0], moved[1], atol=1e-5)
+    saw["and_only_then"] = not np.allclose(moved[0], moved[2], atol=1e-3)
+    first.load_state(path).result()
+    saw["taken_back"] = np.allclose(logprobs(first, weighted)[0], after, atol=1e-5)
+    later = first.save_weights_for_sampler("for-later").result().path
+    saw["saved"] = later.split("/")[-2:]
+    of_saved = sequence(service.create_sampling_client(later).result(), TOKENS[:5], seed=3)
+    saw["saved_samples"] = [a.tokens == b.tokens for a, b in zip(drawn, of_saved, strict=True)]
+    saw["path"], saw["drawn"] = path, [each.tokens for each in drawn]
+    saw["norms"] = norms(service, name, weighted)
     print(json.dumps(saw))
+
+
+def step(run, data):
+    """The log-probabilities after one step."""
+    run.forward_backward(data, "cross_entropy").result()
+    run.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+    return logprobs(run, data)[0]
+
+
+def norms(service, name, data):
+    """Of the gradient of a loss at the server, and of the same one in PyTorch at the client."""
+    found = []
+    for _ in range(2):
+        run = service.create_lora_training_client(base_model=name, rank=4, seed=5).result()
+        if found:
+            run.forward_backward_custom(data, lambda _, logp: (-logp[0].sum(), {})).result()
+        else:
+            run.forward_backward(data, "cross_entropy").result()
+        stepped = run.optim_step(types.AdamParams(learning_rate=1e-3)).result()
+        found.append(stepped.metrics["grad_norm"])
+    return found
 
 
 def resume(path: str) -> None:
     """After the server was killed: from what was saved, with another session."""
     service = tinker.ServiceClient()
     run = service.create_training_client_from_state_with_optimizer(path).result()
-    sampler = service.create_sampling_client(model_path=path).result()
-    tokens = sequence(sampler, TOKENS[:5], seed=3)[0].tokens
+    sampler = service.create_sampling_client(path).result()
+    tokens = [each.tokens for each in sequence(sampler, TOKENS[:5], seed=3)]
     found, _ = logprobs(run, [datum(TOKENS, weights=[1.0] * 11)])
-    print(json.dumps({"tokens": len(tokens), "logprobs": found[0]}))
+    print(json.dumps({"drawn": tokens, "logprobs": found[0]}))
+
+
+def mistakes() -> None:
+    """What the SDK raises for requests that cannot be done, and whether the next one is."""
+    service = tinker.ServiceClient()
+    (served,) = tinker.RestClient().get_server_capabilities().result().supported_models
+    name, good = served.model_name, [datum(TOKENS, weights=[1.0] * 11)]
+    run = service.create_lora_training_client(base_model=name, rank=4).result()
+    sampler = service.create_sampling_client(base_model=name).result()
+
+    def work(*data, loss="cross_entropy", config=None):
+        return lambda: run.forward_backward(list(data), loss, config).result()
+
+    asked = {
+        "model": lambda: service.create_lora_training_client("another/model").result(),
+        "rank": lambda: service.create_lora_training_client(name, rank=1000).result(),
+        "sampled": lambda: service.create_sampling_client(base_model="another/model").result(),
+        "shape": work(datum(TOKENS, weights=[1.0] * 3)),
+        "token": work(datum([5, 10**6, 7])),
+        "negative token": work(datum([5, -1, 7])),
+        "length": work(datum([5] * 300)),
+        "input": work(datum(TOKENS), loss="ppo"),
+        "loss": work(*good, loss="dro"),
+        "option": work(*good, config={"beta": 1.0}),
+        "step": lambda: run.optim_step(types.AdamParams()).result(),
+        "prompt": lambda: sequence(sampler, [5, 10**6]),
+        "weights": lambda: run.load_state("tinker://session-1:train:0/weights/none").result(),
+        "saved name": lambda: run.save_state("../outside").result(),
+    }
+    saw = {what: told(ask) for what, ask in asked.items()}
+    saw["trains"] = len(logprobs(run, good)[0][0])
+    saw["samples"] = len(sequence(sampler, TOKENS[:5]))
+    finish(run.model_id.split(":")[0])
+    saw["ended run"], saw["ended sampler"] = told(work(*good)), told(asked["prompt"])
+    saw["ended session"] = told(lambda: service.create_lora_training_client(name).result())
+    another = tinker.ServiceClient().create_sampling_client(base_model=name).result()
+    saw["samples of another"] = len(sequence(another, TOKENS[:5]))
+    print(json.dumps(saw))
+
+
+def told(ask):
+    """The kind and the text of what the SDK raises."""
+    try:
+        return ["nothing", str(ask())]
+    except tinker.TinkerError as error:
+        return [type(error).__name__, str(error)]
+
+
+def finish(session: str) -> None:
+    """Ends a session as another process of its user may."""
+    address = f"{os.environ['TINKER_BASE_URL']}/api/v1/sessions/{session}/finish"
+    httpx.post(address, headers={"X-API-Key": os.environ["TINKER_API_KEY"]}).raise_for_status()
 
 
 if __name__ == "__main__":
-    main() if len(sys.argv) == 1 else resume(sys.argv[1])
+    {"main": main, "resume": resume, "mistakes": mistakes}[sys.argv[1]](*sys.argv[2:])

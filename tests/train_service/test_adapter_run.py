@@ -124,7 +124,7 @@ def test_what_is_saved_goes_on_as_if_it_had_not_been_interrupted(base, tmp_path)
         (asked(datum(5, 4, mask=[1] * 4)), r"data\[0\].mask: got some; allowed for cross_entropy"),
         (asked(datum(5, 4, weights=[1])), r"data\[0\].weights: got 1 numbers; allowed: 4, one a "),
         (asked(datum(5, 2, weights=[1, np.nan])), r"data\[0\].weights: got a number that is not"),
-        (asked(datum(10**6, 4)), r"data\[0\].model_input: allowed: ids from 0 to "),
+        (asked(datum(10**6, 4)), r"data\[0\].model_input: got the token 1000000; allowed: 0 to "),
     ],
 )
 def test_bad_data_is_refused_before_anything_is_computed(base, request_, sentence):
