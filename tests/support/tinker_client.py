@@ -54,6 +54,7 @@ def main() -> None:
     ]
     saw["losses"] = [future.result().metrics["loss:sum"] for future in pending[::2]]
     after, _ = logprobs(first, weighted)
+    saw["after"] = after[0]
     other, _ = logprobs(second, weighted)
     saw["runs_are_apart"] = np.allclose(before, other, atol=1e-4) and after != before
 

@@ -2,61 +2,35 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import httpx
+import numpy as np
 import pytest
-from loaded_python import LoadedPython
-from places import CONFIGS, ROOT, SUPPORT
-from process_cases import environment
-
-PYTHON = ROOT / "third_party" / "tinker" / ".venv" / "bin" / "python"
-KEY = "tml-the-users.key"
-needs_sdk = pytest.mark.skipif(
-    not (PYTHON.parent.parent / "installed.txt").is_file(),
-    reason="third_party/tinker/.venv is missing: sh third_party/tinker/setup.sh",
-)
+from places import SUPPORT
+from tinker_cases import KEY, Server, needs_sdk, run_client
 
 
-class Server:
-    """A server, until it is killed."""
-
-    def __init__(self, workdir):
-        config = f"--config={CONFIGS / 'quickstart.py'}"
-        command = [sys.executable, "-m", "seeupo_jax.train_server", config, "--port=0"]
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        own = environment() | {"SEEUPO_API_KEY": KEY}
-        self.process = LoadedPython([*command, f"--workdir={workdir}"], env=own, **streams)
-        self.lines = [self.process.stdout.readline() for _ in range(3)]
-        self.url = re.search(r"http://\S+", self.lines[0])[0]
-
-    def kill(self):
-        self.process.kill()
-        self.process.communicate()
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    return tmp_path_factory.mktemp("service") / "saved"
 
 
-@pytest.fixture
-def workdir(tmp_path):
-    return tmp_path / "saved"
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server(workdir):
     made = Server(workdir)
     yield made
     made.kill()
 
 
+@pytest.fixture(scope="module")
+def saw(server):
+    """What the SDK saw in two runs side by side."""
+    return client(server, "main")
+
+
 def client(server, *arguments):
-    """What the SDK saw."""
-    own = environment() | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": KEY}
-    own |= {"TINKER_TELEMETRY": "0", "HF_HUB_OFFLINE": "1"}
-    own.pop("PYTHONPATH", None)
-    command = [PYTHON, SUPPORT / "tinker_client.py", *arguments]
-    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    printed = run_client(server, SUPPORT / "tinker_client.py", *arguments)
+    return json.loads(printed.splitlines()[-1])
 
 
 def test_it_says_where_it_is_and_refuses_what_has_no_key(server):
@@ -73,20 +47,74 @@ def test_it_says_where_it_is_and_refuses_what_has_no_key(server):
 
 
 @needs_sdk
-def test_the_sdk_trains_samples_saves_and_goes_on_after_a_kill(server, workdir):
-    saw = client(server)
+def test_runs_side_by_side_train_each_its_own_adapters(saw):
     assert (saw["context"], saw["rank"]) == (128, 8)
     assert saw["loss_is_the_sum"] and saw["runs_are_apart"]
     assert saw["losses"] == sorted(saw["losses"], reverse=True)
-    assert saw["a_seed_repeats"] == [True, True] and saw["stops"]
+    assert saw["losses"][-1] < 0.7 * saw["losses"][0]
+
+
+@needs_sdk
+def test_what_is_sampled_has_the_log_probabilities_of_a_pass(saw):
     assert max(saw["gap"], saw["prompt_gap"]) < 1e-3 and saw["first_is_none"]
+    assert saw["a_seed_repeats"] == [True, True] and saw["stops"]
+    assert saw["ends"] == ["stop", "length", True]
+
+
+@needs_sdk
+def test_losses_are_numpys_and_those_of_the_client_have_the_same_gradient(saw):
     assert saw["rl"] == pytest.approx(saw["expected"], rel=1e-3)
-    assert saw["loaded"] and saw["saved"] == ["sampler_weights", "for-later"]
-    assert saw["refusal"] == ["user", True]
+    assert saw["norms"][1] == pytest.approx(saw["norms"][0], rel=1e-4) and saw["norms"][0] > 1
+
+
+@needs_sdk
+def test_saved_weights_continue_with_their_optimizers_state_or_without(saw):
+    assert saw["loaded"] and saw["its_moments_too"] and saw["and_only_then"]
+    assert saw["taken_back"]
+
+
+@needs_sdk
+def test_saved_weights_are_sampled_from(saw):
+    assert saw["saved"] == ["sampler_weights", "for-later"]
+    assert saw["saved_samples"] == [True, True]
+
+
+TOLD = {
+    "model": ("NotFoundError", "base_model: got 'another/model'; allowed: the served one, '"),
+    "sampled": ("NotFoundError", "base_model: got 'another/model'; allowed: the served one, '"),
+    "rank": ("BadRequestError", "lora_config.rank: got 1000; allowed: a whole number from 1 to"),
+    "shape": ("RequestFailedError", "data[0].weights: got 3 numbers; allowed: 11, one a token."),
+    "token": ("RequestFailedError", "data[0].model_input: got the token 1000000; allowed: 0 to"),
+    "negative token": ("RequestFailedError", "data[0].model_input: got the token -1; allowed: 0"),
+    "length": ("RequestFailedError", "data[0]: got 299 tokens; allowed: 1 to 128."),
+    "input": ("RequestFailedError", "data[0].advantages: got none; allowed for ppo: target_tok"),
+    "loss": ("RequestFailedError", "loss_fn: got 'dro'; allowed: cross_entropy, importance_sam"),
+    "option": ("RequestFailedError", "loss_fn_config: got 'beta'; allowed for cross_entropy: no"),
+    "step": ("RequestFailedError", "optim_step: got no gradient; allowed: after forward_backw"),
+    "prompt": ("RequestFailedError", "prompt: got the token 1000000; allowed: the tokenizer's."),
+    "weights": ("RequestFailedError", "path: got 'tinker://session-1:train:0/weights/none'; all"),
+    "saved name": ("RequestFailedError", "path: got '../outside'; allowed: up to 200 letters,"),
+    "ended run": ("NotFoundError", "which is not known (any more); allowed: a run of an open s"),
+    "ended sampler": ("NotFoundError", "sampling_session_id: got 'sampler-"),
+    "ended session": ("APIStatusError", "which is not known (any more); allowed: an open one."),
+}
+
+
+@needs_sdk
+def test_mistakes_are_told_to_their_client_and_the_next_requests_are_done(server):
+    told = client(server, "mistakes")
+    assert [told.pop(what) for what in ("trains", "samples", "samples of another")] == [11, 2, 2]
+    assert {what: kind for what, (kind, _) in told.items()} == {k: v[0] for k, v in TOLD.items()}
+    assert not [what for what, (_, sentence) in TOLD.items() if sentence not in told[what][1]]
+
+
+@needs_sdk
+def test_a_server_that_is_started_after_a_kill_continues_from_what_was_saved(server, workdir, saw):
     server.kill()
     another = Server(workdir)
     try:
-        resumed = client(another, saw["path"])
+        resumed = client(another, "resume", saw["path"])
     finally:
         another.kill()
-    assert 1 <= resumed["tokens"] <= 6 and len(resumed["logprobs"]) == 11
+    assert resumed["drawn"] == saw["drawn"]
+    np.testing.assert_allclose(resumed["logprobs"], saw["after"], atol=1e-5)
