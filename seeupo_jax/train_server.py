@@ -67,6 +67,7 @@ def _serve(config: Config, given: argparse.Namespace) -> None:
     from seeupo_jax.train_service.serving import check_server, open_service
 
     check_server(config)
+    given.workdir.mkdir(parents=True, exist_ok=True)
     key = choose_key()
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopRequest())

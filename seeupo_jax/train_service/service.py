@@ -299,7 +299,8 @@ class TrainService:
         about = {**run.about, "steps": run.steps}
         if body.get("user_metadata") is not None:
             about["checkpoint_metadata"] = body["user_metadata"]
-        name, run_id = str(body.get("path") or f"step-{run.steps}"), str(body["model_id"])
+        path, run_id = body.get("path"), str(body["model_id"])
+        name = f"step-{run.steps}" if path is None else str(path)
         return self.saved.save(_ready(run), run_id, kind, name, about, overwrite=overwrite)
 
     def load_weights(self, body: Mapping[str, Any]) -> str:
@@ -348,12 +349,12 @@ class TrainService:
             self._session(session)
         return self._open_sampler(self._sampler_of(session, path, body.get("base_model")))
 
-    def _sampler_of(self, session: str, path: str | None, base: str | None) -> _SamplingSession:
+    def _sampler_of(self, session: str, path: Any, base: Any) -> _SamplingSession:
         if path is None:
             self._check_base(base)
             return _SamplingSession(session, None, self._base_weights)
-        self._find_saved(path)
-        return _SamplingSession(session, path, None)
+        self._find_saved(str(path))
+        return _SamplingSession(session, str(path), None)
 
     def _open_sampler(self, sampler: _SamplingSession) -> str:
         name = f"sampler-{secrets.token_hex(8)}"
@@ -378,14 +379,13 @@ class TrainService:
 
     def sample(self, body: dict[str, Any]) -> tuple[str, int]:
         """The id of a request to sample, and its number of sequences."""
-        name = body.get("sampling_session_id")
+        name, number = body.get("sampling_session_id"), body.get("seq_id")
         if name is not None:
-            target = self._find_sampler(name)
+            target = self._find_sampler(str(name))
         else:
             target = self._sampler_of("", body.get("model_path"), body.get("base_model"))
         request = read_sample(body)
-        number = body.get("seq_id")
-        key = None if name is None or number is None else (name, number)
+        key = None if name is None or type(number) is not int else (str(name), number)
         request_id, future = self.futures.add(key)
         if future is None:
             return request_id, request.samples
