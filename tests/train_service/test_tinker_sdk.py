@@ -1,13 +1,11 @@
-"""The service as users reach it: a process of its own, and Tinker's SDK in its own environment."""
+"""The service as Tinker's SDK reaches it, which is in an environment of its own."""
 
 import json
-import re
 
-import httpx
 import numpy as np
 import pytest
 from places import SUPPORT
-from tinker_cases import KEY, Server, needs_sdk, run_client
+from tinker_cases import Server, needs_sdk, run_client
 
 
 @pytest.fixture(scope="module")
@@ -31,19 +29,6 @@ def saw(server):
 def client(server, *arguments):
     printed = run_client(server, SUPPORT / "tinker_client.py", *arguments)
     return json.loads(printed.splitlines()[-1])
-
-
-def test_it_says_where_it_is_and_refuses_what_has_no_key(server):
-    served, limits, key = server.lines
-    assert re.match(r"Serving package:order_desk as '\S+' at http://127\.0\.0\.1:\d+\n", served)
-    assert limits.startswith("sequences: at most 128 tokens; samples: at most 16; saved in ")
-    assert key == "Key: as in SEEUPO_API_KEY\n"
-    asked = f"{server.url}/api/v1/get_server_capabilities"
-    assert httpx.get(asked, headers={"X-API-Key": KEY}).status_code == 200
-    refused = httpx.get(asked, headers={"X-API-Key": "another"})
-    assert refused.status_code == 401 and "the key: got no known key" in refused.json()["detail"]
-    unknown = httpx.get(f"{server.url}/api/v1/nowhere", headers={"X-API-Key": KEY})
-    assert unknown.status_code == 404 and "/api/v1/nowhere" in unknown.json()["detail"]
 
 
 @needs_sdk
