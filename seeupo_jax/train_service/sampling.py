@@ -29,7 +29,7 @@ _MOST_SAMPLES = 1024
 
 
 @dataclass(eq=False)
-class Weights:
+class SampledWeights:
     """What is sampled from. policy, params: as `build_engine` and its engine take them.
 
     lora: of the adapters; None: the base policy.
@@ -101,7 +101,10 @@ class Sampler:
         self._keys = itertools.count()
 
     def answer(
-        self, weights: Weights, jobs: Iterable[SampleJob], more: Callable[[], list[SampleJob]]
+        self,
+        weights: SampledWeights,
+        jobs: Iterable[SampleJob],
+        more: Callable[[], list[SampleJob]],
     ) -> None:
         """Answers requests to the same weights together.
 
@@ -123,7 +126,7 @@ class Sampler:
         self._held.close()
         self._current = None
 
-    def _use(self, weights: Weights) -> SlotEngine:
+    def _use(self, weights: SampledWeights) -> SlotEngine:
         """The engine, started with these weights; prompts stay cached while they are the same."""
         current = self._current
         if current is not None and current.params is weights.params:

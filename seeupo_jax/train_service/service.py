@@ -23,7 +23,7 @@ from seeupo_jax.train_service import messages
 from seeupo_jax.train_service.adapter_run import Adam, AdapterRun, BasePolicy, adapters_for
 from seeupo_jax.train_service.futures import Failed, Futures, Result
 from seeupo_jax.train_service.refusals import RequestRefused
-from seeupo_jax.train_service.sampling import SampleJob, Sampler, Weights, read_sample
+from seeupo_jax.train_service.sampling import SampleJob, Sampler, SampledWeights, read_sample
 from seeupo_jax.train_service.saved_weights import Saved, SavedWeights
 
 _LOGGER = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _ENDED = "session_id: got one that has ended; allowed: one that is open."
 
 
 @dataclass
-class _Session:
+class _ClientSession:
     """A client. seen: `time.monotonic()` of its last sign of life."""
 
     seen: float
@@ -53,7 +53,7 @@ class _Run:
     adapters: AdapterRun | None = None
     expected: int = 1
     early: dict[int, _Work] = field(default_factory=dict)
-    inflight: Weights | None = None
+    inflight: SampledWeights | None = None
     snapshots: deque[str] = field(default_factory=deque)
     steps: int = 0
     last_request: float = field(default_factory=time.time)
@@ -65,7 +65,7 @@ class _SamplingSession:
 
     session: str
     path: str | None
-    weights: Weights | None
+    weights: SampledWeights | None
 
 
 class _Work(NamedTuple):
@@ -104,10 +104,10 @@ class TrainService:
         self._lock = threading.Condition()
         self._jobs: deque[_Work | _Sample] = deque()
         self._over = False
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, _ClientSession] = {}
         self._runs: dict[str, _Run] = {}
         self._samplers: dict[str, _SamplingSession] = {}
-        self._base_weights = Weights(base.policy, base.params, None)
+        self._base_weights = SampledWeights(base.policy, base.params, None)
         self._told: set[str] = set()
 
     @property
@@ -126,7 +126,7 @@ class TrainService:
         with self._lock:
             for old in [k for k, v in self._sessions.items() if now - v.seen > SESSION_S]:
                 self._forget(old)
-            self._sessions[name] = _Session(now)
+            self._sessions[name] = _ClientSession(now)
         return name
 
     def _forget(self, session: str) -> None:
@@ -149,7 +149,7 @@ class TrainService:
             self._session(name)
             self._forget(name)
 
-    def _session(self, name: str) -> _Session:
+    def _session(self, name: str) -> _ClientSession:
         if name not in self._sessions:
             raise RequestRefused(
                 f"session_id: got {name!r:.80}, which is not known (any more); allowed: an open"
@@ -276,7 +276,7 @@ class TrainService:
                 return {"path": path, "type": "save_weights_for_sampler"}
             adapters = _ready(run)
             merged = adapters.policy.merged(adapters.state.params)
-            weights = Weights(adapters.policy, merged, adapters.lora)
+            weights = SampledWeights(adapters.policy, merged, adapters.lora)
             if body.get("kind") == "inflight":
                 if run.inflight is None:
                     run.inflight = weights
@@ -512,7 +512,7 @@ class TrainService:
                 _LOGGER.error("sampling failed", exc_info=error)
                 self._sampler.close()
 
-    def _take_same(self, weights: Weights, *, alone: bool) -> list[SampleJob]:
+    def _take_same(self, weights: SampledWeights, *, alone: bool) -> list[SampleJob]:
         """Waiting requests to the same weights; with `alone` only where no other work waits."""
         with self._lock:
             same = [
@@ -526,11 +526,11 @@ class TrainService:
                 self._jobs.remove(job)
         return [sample.job for sample in same]
 
-    def _weights(self, target: _SamplingSession) -> Weights:
+    def _weights(self, target: _SamplingSession) -> SampledWeights:
         if target.weights is None:
             run = self.saved.load(self.saved.find(str(target.path)), optimizer=False)
             merged = run.policy.merged(run.state.params)
-            target.weights = Weights(run.policy, merged, run.lora)
+            target.weights = SampledWeights(run.policy, merged, run.lora)
         return target.weights
 
 
