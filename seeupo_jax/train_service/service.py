@@ -23,7 +23,7 @@ from seeupo_jax.train_service import messages
 from seeupo_jax.train_service.adapter_run import Adam, AdapterRun, BasePolicy, adapters_for
 from seeupo_jax.train_service.futures import Failed, Futures, Result
 from seeupo_jax.train_service.refusals import RequestRefused
-from seeupo_jax.train_service.sampling import SampleJob, Sampler, SampledWeights, read_sample
+from seeupo_jax.train_service.sampling import SampledWeights, SampleJob, Sampler, read_sample
 from seeupo_jax.train_service.saved_weights import Saved, SavedWeights
 
 _LOGGER = logging.getLogger(__name__)
