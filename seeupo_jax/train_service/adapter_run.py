@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from seeupo_jax.configuration.model_schema import PROJECTIONS
 from seeupo_jax.learner.optimization.optimizer import step_if_finite
@@ -19,6 +18,7 @@ from seeupo_jax.policy.architecture import FEED_FORWARD, Architecture, LoraAdapt
 from seeupo_jax.policy.lora import attach_adapters
 from seeupo_jax.policy.network import Network, join_params, split_model, split_trainable
 from seeupo_jax.policy_io.build import Policy
+from seeupo_jax.train_service.adam import Adam, make_optimizer, new_moments
 from seeupo_jax.train_service.losses import LOSSES
 from seeupo_jax.train_service.messages import Datum, ForwardBackward, PassResult
 from seeupo_jax.train_service.refusals import RequestRefused
@@ -47,17 +47,6 @@ class BasePolicy:
     @property
     def network(self) -> Network:
         return self.policy.network
-
-
-class Adam(NamedTuple):
-    """Options of one step of AdamW. clip: of the gradient's global norm; 0: none."""
-
-    learning_rate: float
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float
-    clip: float
 
 
 class _Batch(NamedTuple):
@@ -115,7 +104,7 @@ class AdapterRun:
         self.network, params = split_model(model)
         new, self._frozen = split_trainable(self.network, params)
         adapters = new if adapters is None else adapters
-        self.state = CriticState(adapters, _optimizer(Adam(0, 0, 0, 0, 0, 0)).init(adapters))
+        self.state = CriticState(adapters, new_moments(adapters))
         if moments is not None:
             self.state = self.state._replace(opt_state=moments)
         self._gradient: Any = None
@@ -129,7 +118,7 @@ class AdapterRun:
     def load(self, adapters: Any, moments: Any = None) -> None:
         """Takes saved adapters; the gradient begins anew, and moments that are missing."""
         if moments is None:
-            moments = _optimizer(Adam(0, 0, 0, 0, 0, 0)).init(adapters)
+            moments = new_moments(adapters)
         self.state, self._gradient = CriticState(adapters, moments), None
 
     def forward_backward(self, asked: ForwardBackward) -> PassResult:
@@ -302,21 +291,6 @@ def _accumulate(
     return found, jax.tree.map(jnp.add, gradient, new)
 
 
-def _optimizer(adam: Adam) -> optax.GradientTransformation:
-    """AdamW behind a clip, of options that may be traced; its state is the same for all options."""
-    most = jnp.where(adam.clip > 0, adam.clip, jnp.inf)
-    return optax.chain(
-        optax.clip_by_global_norm(most),
-        optax.adamw(
-            adam.learning_rate,
-            b1=adam.beta1,
-            b2=adam.beta2,
-            eps=adam.eps,
-            weight_decay=adam.weight_decay,
-        ),
-    )
-
-
 @jax.jit
 def _step(state: CriticState, gradient: Any, adam: Adam) -> tuple[CriticState, Any, Any]:
-    return step_if_finite(_optimizer(adam), gradient, state, streamed=False)
+    return step_if_finite(make_optimizer(adam), gradient, state, streamed=False)

@@ -6,11 +6,11 @@ import asyncio
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 from seeupo_jax.train_service.refusals import RequestRefused
 
-KEPT = 4096  # finished results; the oldest are forgotten
+KEPT, KEPT_BYTES = 4096, 2**30  # finished results, at most; the oldest are forgotten
 WAIT_S = 30.0  # of one request for a result; clients wait 45 s
 
 
@@ -25,6 +25,14 @@ class Failed:
 Result = dict[str, Any] | bytes | Failed
 
 
+class _Done(NamedTuple):
+    """A finished request. key: as of `Futures.add`. size: bytes of its result."""
+
+    future: Future[Result]
+    key: Any
+    size: int
+
+
 class Futures:
     """Ids and results; any thread may call.
 
@@ -35,7 +43,8 @@ class Futures:
         self._lock = threading.Lock()
         self._number = 0
         self._open: OrderedDict[str, Future[Result]] = OrderedDict()
-        self._done: OrderedDict[str, tuple[Future[Result], Any]] = OrderedDict()  # with keys
+        self._done: OrderedDict[str, _Done] = OrderedDict()
+        self._bytes = 0  # of finished results
         self._keys: dict[Any, str] = {}
 
     def add(self, key: Any) -> tuple[str, Future[Result] | None]:
@@ -58,10 +67,14 @@ class Futures:
 
     def _finish(self, name: str, key: Any) -> None:
         with self._lock:
-            self._done[name] = self._open.pop(name), key
-            if len(self._done) > KEPT:
-                _, (_, old) = self._done.popitem(last=False)
-                self._keys.pop(old, None)
+            future = self._open.pop(name)
+            result = future.result()
+            self._done[name] = _Done(future, key, len(result) if isinstance(result, bytes) else 0)
+            self._bytes += self._done[name].size
+            while len(self._done) > KEPT or (self._bytes > KEPT_BYTES and len(self._done) > 1):
+                _, old = self._done.popitem(last=False)
+                self._keys.pop(old.key, None)
+                self._bytes -= old.size
 
     async def result(self, name: str) -> Result | None:
         """A request's result; None: it is not there yet, after a while.
@@ -70,11 +83,12 @@ class Futures:
           RequestRefused: no such request, or its result is forgotten.
         """
         with self._lock:
-            future = self._open.get(name) or self._done.get(name, (None, None))[0]
+            done = self._done.get(name)
+            future = self._open.get(name) if done is None else done.future
         if future is None:
             raise RequestRefused(
                 f"request_id: got {name[:80]!r}, which is not known (any more).", 410
             )
         waiting = asyncio.wrap_future(future)
-        done, _ = await asyncio.wait({waiting}, timeout=WAIT_S)
-        return waiting.result() if done else None
+        finished, _ = await asyncio.wait({waiting}, timeout=WAIT_S)
+        return waiting.result() if finished else None

@@ -1,23 +1,27 @@
 """What requests ask for and results say, read from and written into the forms of Tinker's API.
 
 Passes over data and their results, and the results of sampling, are protocol buffers; all else is
-JSON. Numbers of fields are those of `tinker_public.proto` in the package `tinker` 0.38.0.
+JSON.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
-from seeupo_jax.train_service import protobuf
+from seeupo_jax.train_service.message_schema import (
+    ForwardBackwardOutput,
+    ForwardBackwardRequest,
+    SampleResponse,
+)
 from seeupo_jax.train_service.refusals import RequestRefused
 
 _FLOAT32, _INT64 = 1, 2  # DType
-_DTYPES: dict[protobuf.Value, np.dtype[Any]] = {_FLOAT32: np.dtype("<f4"), _INT64: np.dtype("<i8")}
+_DTYPES: dict[int, np.dtype[Any]] = {_FLOAT32: np.dtype("<f4"), _INT64: np.dtype("<i8")}
 _STOP, _LENGTH = 0, 1  # StopReason
 UNSCORED, NO_TOKEN = -99999.0, 0  # in tables of likeliest tokens, where there are fewer
 
@@ -33,8 +37,6 @@ class Datum(NamedTuple):
 class ForwardBackward:
     """A pass over data. options: of the loss. forward_only: no gradient is accumulated."""
 
-    model_id: str
-    seq_id: int
     data: Sequence[Datum]
     loss: str
     options: Mapping[str, float]
@@ -66,157 +68,107 @@ class SampleResult(NamedTuple):
     cached_tokens: int
 
 
-@contextlib.contextmanager
-def _damage_refused() -> Generator[None]:
-    """RequestRefused for bytes that are no message, or arrays that end within a number."""
-    try:
-        yield
-    except RequestRefused:
-        raise
-    except ValueError as error:
-        raise RequestRefused(f"the body: no message of protocol buffers ({error}).") from None
-
-
-@_damage_refused()
-def peek(body: bytes) -> tuple[str, int]:
-    """The run and the number of a pass over data, before the rest is read.
+def parse_forward_backward(body: bytes) -> Any:
+    """A `ForwardBackwardRequest`, whose data are not read yet.
 
     Raises:
       RequestRefused: a damaged message.
     """
-    model_id, seq_id = "", 0
-    for number, value in protobuf.fields(body):
-        if number == 1:
-            model_id = protobuf.text(value)
-        elif number == 2 and isinstance(value, int):
-            seq_id = protobuf.signed(value)
-    return model_id, seq_id
+    try:
+        return ForwardBackwardRequest.FromString(body)
+    except DecodeError:
+        raise RequestRefused(
+            f"the body: got {len(body)} bytes that are damaged; allowed: a ForwardBackwardRequest."
+        ) from None
 
 
-@_damage_refused()
-def read_forward_backward(body: bytes) -> ForwardBackward:
-    """A pass over data.
+def read_forward_backward(message: Any) -> ForwardBackward:
+    """A pass over data, of what `parse_forward_backward` returned.
 
     Raises:
-      RequestRefused: a damaged message, or data that is no text.
+      RequestRefused: data other than tokens and one number a token, or an option that is text.
     """
-    data: list[Datum] = []
-    loss, options, forward_only = "", {}, False
-    for number, value in protobuf.fields(body):
-        if number == 3:
-            data.append(_read_datum(protobuf.message(value), f"data[{len(data)}]"))
-        elif number == 4:
-            loss = protobuf.text(value)
-        elif number == 5:
-            key, option = _entry(value)
-            options[key] = protobuf.double(option)
-        elif number == 6:
-            forward_only = bool(value)
-        elif number == 7:
-            key, option = _entry(value)
-            if any(part == 2 for part, _ in protobuf.fields(protobuf.message(option))):
-                raise RequestRefused(f"loss_fn_config: got text for {key!r}; allowed: numbers.")
-    model_id, seq_id = peek(body)
-    return ForwardBackward(model_id, seq_id, data, loss, options, forward_only)
+    options = dict(message.loss_fn_config)
+    for name, value in message.loss_fn_config_v2.items():
+        if not value.HasField("number"):
+            raise RequestRefused(f"loss_fn_config: got text for {name!r}; allowed: numbers.")
+        options[name] = value.number
+    data = [_read_datum(each, f"data[{index}]") for index, each in enumerate(message.data)]
+    return ForwardBackward(data, message.loss_fn, options, message.forward_only)
 
 
-def _entry(value: protobuf.Value) -> tuple[str, protobuf.Value]:
-    """Key and value of an entry of a map."""
-    parts = dict(protobuf.fields(protobuf.message(value)))
-    return protobuf.text(parts.get(1, b"")), parts.get(2, b"")
-
-
-def _read_datum(body: bytes, name: str) -> Datum:
-    chunks: list[np.ndarray] = []
-    inputs: dict[str, np.ndarray] = {}
-    for number, value in protobuf.fields(body):
-        if number == 1:
-            chunks.append(_read_chunk(protobuf.message(value), name))
-        elif number == 2:
-            key, tensor = _entry(value)
-            inputs[key] = _read_tensor(protobuf.message(tensor), f"{name}.{key}")
-    tokens = np.concatenate(chunks) if chunks else np.zeros(0, np.int32)
-    return Datum(tokens, inputs)
-
-
-def _read_chunk(body: bytes, name: str) -> np.ndarray:
-    parts = dict(protobuf.fields(body))
-    if 1 not in parts:
+def _read_datum(message: Any, name: str) -> Datum:
+    if not all(chunk.HasField("encoded_text") for chunk in message.model_input):
         raise RequestRefused(f"{name}.model_input: got an image or sound; allowed: tokens.")
-    text = dict(protobuf.fields(protobuf.message(parts[1])))
-    return np.frombuffer(protobuf.message(text.get(1, b"")), "<i4")
+    tokens = b"".join(chunk.encoded_text.tokens for chunk in message.model_input)
+    return Datum(
+        _read_array(tokens, np.dtype("<i4"), f"{name}.model_input"),
+        {
+            key: _read_tensor(tensor, f"{name}.{key}")
+            for key, tensor in message.loss_fn_inputs.items()
+        },
+    )
 
 
-def _read_tensor(body: bytes, name: str) -> np.ndarray:
-    parts = list(protobuf.fields(body))
-    last = dict(parts)
-    if 2 in last:
+def _read_tensor(message: Any, name: str) -> np.ndarray:
+    if message.HasField("sparse_csr"):
         raise RequestRefused(f"{name}: got a sparse array; allowed: one number a token.")
-    kind = last.get(3, 0)
-    if kind not in _DTYPES:
-        raise RequestRefused(f"{name}: got type {kind}; allowed: float32 and int64.")
-    shape = [size for number, value in parts if number == 4 for size in protobuf.integers(value)]
-    if len(shape) > 1:
-        raise RequestRefused(f"{name}: got shape {shape}; allowed: one number a token.")
-    return np.frombuffer(protobuf.message(last.get(1, b"")), _DTYPES[kind])
+    if message.dtype not in _DTYPES:
+        raise RequestRefused(f"{name}: got type {message.dtype}; allowed: float32 and int64.")
+    array = _read_array(message.dense, _DTYPES[message.dtype], name)
+    shape = [*message.shape]
+    if shape not in ([], [len(array)]):
+        raise RequestRefused(f"{name}: got shape {shape!s:.80}; allowed: one number a token.")
+    return array
+
+
+def _read_array(data: bytes, dtype: np.dtype[Any], name: str) -> np.ndarray:
+    if len(data) % dtype.itemsize:
+        raise RequestRefused(f"{name}: got {len(data)} bytes; allowed: a multiple of {dtype}'s.")
+    return np.frombuffer(data, dtype)
 
 
 def write_pass_result(result: PassResult) -> bytes:
     """A `ForwardBackwardOutput`."""
-    record = b""
-    count = 0
+    out = ForwardBackwardOutput(loss_fn_output_type="ArrayRecord", metrics=result.metrics)
+    record = out.loss_fn_outputs.add()
     for name, arrays in result.outputs.items():
-        count = len(arrays)
+        tensor = record.fields[name]
+        tensor.data = b"".join(np.asarray(array, "<f4").tobytes() for array in arrays)
         ends = np.cumsum([0, *(4 * len(array) for array in arrays)], dtype="<i8")
-        data = b"".join(np.asarray(array, "<f4").tobytes() for array in arrays)
-        tensor = (
-            protobuf.write_bytes(1, data)
-            + protobuf.write_bytes(2, ends.tobytes())
-            + protobuf.write_integer(3, _FLOAT32)
-        )
-        entry = protobuf.write_bytes(1, name) + protobuf.write_bytes(2, tensor)
-        record += protobuf.write_bytes(2, entry)
-    record += protobuf.write_integer(3, count)
-    out = protobuf.write_bytes(1, "ArrayRecord") + protobuf.write_bytes(2, record)
-    for name, value in result.metrics.items():
-        out += protobuf.write_bytes(
-            3, protobuf.write_bytes(1, name) + protobuf.write_double(2, value)
-        )
-    return out
+        tensor.offsets, tensor.dtype = ends.tobytes(), _FLOAT32
+        record.num_datums = len(arrays)
+    return out.SerializeToString()
 
 
 def write_sample_result(result: SampleResult) -> bytes:
     """A `SampleResponse`."""
-    out = b""
+    out = SampleResponse(prompt_cache_hit_tokens=result.cached_tokens)
     for each in result.sequences:
-        sequence = (
-            protobuf.write_integer(1, _STOP if each.stopped else _LENGTH)
-            + protobuf.write_bytes(2, np.asarray(each.tokens, "<i4").tobytes())
-            + protobuf.write_bytes(3, np.asarray(each.logp, "<f4").tobytes())
+        sequence = out.sequences.add(
+            stop_reason=_STOP if each.stopped else _LENGTH,
+            tokens=np.asarray(each.tokens, "<i4").tobytes(),
+            logprobs=np.asarray(each.logp, "<f4").tobytes(),
         )
         if each.top is not None:
-            sequence += protobuf.write_bytes(4, _write_top(each.top))
-        out += protobuf.write_bytes(1, sequence)
+            _write_top(each.top, sequence.topk_sampled_logprobs)
     if result.prompt_logp is not None:
-        out += protobuf.write_bytes(2, np.asarray(result.prompt_logp, "<f4").tobytes())
+        out.prompt_logprobs = np.asarray(result.prompt_logp, "<f4").tobytes()
     if result.prompt_top is not None:
-        out += protobuf.write_bytes(3, _write_top(result.prompt_top))
-    return out + protobuf.write_integer(4, result.cached_tokens)
+        _write_top(result.prompt_top, out.topk_prompt_logprobs)
+    return out.SerializeToString()
 
 
-def _write_top(top: Sequence[Sequence[tuple[int, float]]]) -> bytes:
+def _write_top(top: Sequence[Sequence[tuple[int, float]]], message: Any) -> None:
+    """Fills a `TopkLogprobs`."""
     most = max(map(len, top), default=0)
     token_LT = np.full((len(top), most), NO_TOKEN, "<i4")
     logp_LT = np.full((len(top), most), UNSCORED, "<f4")
     for place, likeliest in enumerate(top):
         for rank, (token, logp) in enumerate(likeliest):
             token_LT[place, rank], logp_LT[place, rank] = token, logp
-    return (
-        protobuf.write_bytes(1, token_LT.tobytes())
-        + protobuf.write_bytes(2, logp_LT.tobytes())
-        + protobuf.write_integer(3, most)
-        + protobuf.write_integer(4, len(top))
-    )
+    message.token_ids, message.logprobs = token_LT.tobytes(), logp_LT.tobytes()
+    message.k, message.length = most, len(top)
 
 
 def read_prompt(value: Any) -> list[int]:

@@ -40,6 +40,18 @@ class SampledWeights:
     lora: LoraAdapters | None
 
 
+@dataclass(eq=False)
+class SamplingSession:
+    """What requests to sample name. session: of its client.
+
+    path: of saved weights; None: they were saved nowhere. weights: None: not read yet.
+    """
+
+    session: str
+    path: str | None
+    weights: SampledWeights | None
+
+
 @dataclass(frozen=True)
 class SampleRequest:
     """A prompt and how it is continued.

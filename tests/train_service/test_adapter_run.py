@@ -9,7 +9,8 @@ from places import CONFIGS
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.policy.network import hidden, join_params
 from seeupo_jax.policy_io import build
-from seeupo_jax.train_service.adapter_run import Adam, AdapterRun, adapters_for
+from seeupo_jax.train_service.adam import Adam
+from seeupo_jax.train_service.adapter_run import AdapterRun, adapters_for
 from seeupo_jax.train_service.messages import Datum, ForwardBackward
 from seeupo_jax.train_service.refusals import RequestRefused
 from seeupo_jax.train_service.saved_weights import SavedWeights
@@ -39,7 +40,7 @@ def datum(first, length, **inputs):
 
 
 def asked(*data, loss="cross_entropy", forward_only=False, **options):
-    return ForwardBackward(RUN, 1, data, loss, options, forward_only)
+    return ForwardBackward(data, loss, options, forward_only)
 
 
 def leaves(tree):

@@ -8,13 +8,10 @@ import pytest
 from tinker_cases import KEY, Server
 
 from seeupo_jax.train_service.api import PROTOBUF
-from seeupo_jax.train_service.protobuf import (
-    double,
-    fields,
-    text,
-    write_bytes,
-    write_integer,
-    write_integers,
+from seeupo_jax.train_service.message_schema import (
+    ForwardBackwardOutput,
+    ForwardBackwardRequest,
+    SampleResponse,
 )
 
 TOKENS = np.arange(5, 17)
@@ -56,24 +53,19 @@ def open_run(ask, **lora):
 
 
 def data(run, number):
-    """A pass over one sequence by cross entropy, in Tinker's form."""
-
-    def entry(name, array, kind):
-        tensor = write_bytes(1, array.tobytes()) + write_integer(3, kind)
-        tensor += write_integers(4, [len(array)])
-        return write_bytes(2, write_bytes(1, name) + write_bytes(2, tensor))
-
-    prompt = write_bytes(1, write_bytes(1, TOKENS[:-1].astype("<i4").tobytes()))
-    datum = write_bytes(1, prompt) + entry("target_tokens", TOKENS[1:].astype("<i8"), 2)
-    datum += entry("weights", np.ones(11, "<f4"), 1)
-    head = write_bytes(1, run) + write_integer(2, number)
-    return head + write_bytes(3, datum) + write_bytes(4, "cross_entropy")
+    """A pass over one sequence by cross entropy."""
+    message = ForwardBackwardRequest(model_id=run, seq_id=number, loss_fn="cross_entropy")
+    datum = message.data.add()
+    datum.model_input.add().encoded_text.tokens = TOKENS[:-1].astype("<i4").tobytes()
+    targets, weights = (datum.loss_fn_inputs[name] for name in ("target_tokens", "weights"))
+    targets.dense, targets.dtype = TOKENS[1:].astype("<i8").tobytes(), 2
+    weights.dense, weights.dtype = np.ones(11, "<f4").tobytes(), 1
+    return message.SerializeToString()
 
 
 def loss(result):
     """`loss:sum` of a pass."""
-    metrics = [dict(fields(value)) for number, value in fields(result.content) if number == 3]
-    return {text(each[1]): double(each[2]) for each in metrics}["loss:sum"]
+    return ForwardBackwardOutput.FromString(result.content).metrics["loss:sum"]
 
 
 def step(run, number, rate=1e-2):
@@ -94,15 +86,15 @@ def test_requests_are_done_in_the_order_of_their_numbers_and_each_once(ask):
     prompt = {"chunks": [{"type": "encoded_text", "tokens": TOKENS[:5].tolist()}]}
     body = {"sampling_session_id": name, "num_samples": 3, "prompt": prompt}
     sampled = wait(ask, ask("asample", body | {"sampling_params": {"max_tokens": 4, "seed": 0}}))
-    sequences = [dict(fields(value)) for number, value in fields(sampled.content) if number == 1]
-    lengths = [(len(each[2]) // 4, len(each[3]) // 4) for each in sequences]
+    sequences = SampleResponse.FromString(sampled.content).sequences
+    lengths = [(len(each.tokens) // 4, len(each.logprobs) // 4) for each in sequences]
     assert len(lengths) == 3 and all(1 <= a == b <= 4 for a, b in lengths)
 
 
 def test_what_waits_for_an_earlier_request_ends_with_its_session(ask):
     session, run = open_run(ask)
     waits = ask("optim_step", step(run, 2))
-    assert ask(f"sessions/{session}/finish", {}).status_code == 200
+    assert ask(f"sessions/{session}/finish", {}).status_code == 204
     result = wait(ask, waits).json()
     assert result["category"] == "user"
     assert result["error"] == "session_id: got one that has ended; allowed: one that is open."
@@ -124,7 +116,7 @@ def test_weights_that_are_held_for_sampling_change_when_they_are_held_again(ask)
         if number in (1, 10):
             body |= {"sampling_session_id": name, "sampling_params": {"max_tokens": 1}}
             sampled = wait(ask, ask("asample", body))
-            (logp,) = (value for number, value in fields(sampled.content) if number == 2)
+            logp = SampleResponse.FromString(sampled.content).prompt_logprobs
             scores.append(np.frombuffer(logp, "<f4")[1:].sum())
     assert scores[1] > scores[0] + 1
 
@@ -134,7 +126,11 @@ def test_weights_that_are_held_for_sampling_change_when_they_are_held_again(ask)
     [
         ("create_session", b"no json", "the body: got no JSON object; allowed: one."),
         ("create_session", b"[]", "the body: got no JSON object; allowed: one."),
-        ("forward_backward", b"\xff\xff", "the body: no message of protocol buffers ("),
+        (
+            "forward_backward",
+            b"\xff\xff",
+            "the body: got 2 bytes that are damaged; allowed: a ",
+        ),
         ("create_model", {}, "base_model: got None; allowed: the served one, '"),
         ("optim_step", {"model_id": 3}, "model_id: got '3', which is not known (any more)"),
         ("load_weights", {"session_id": "x", "path": 1}, "path: got '1'; allowed: tinker://RUN/"),
