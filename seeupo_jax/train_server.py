@@ -24,6 +24,7 @@ from collections.abc import Sequence
 
 import jax
 
+from seeupo_jax.checkpoint import check_writable
 from seeupo_jax.cli.command_line import add_run_flags, log_to_stderr, prepare_xla, read_config
 from seeupo_jax.cli.served_address import check_address, choose_key, describe_key
 from seeupo_jax.configuration.flags import Flags, integer
@@ -31,6 +32,7 @@ from seeupo_jax.configuration.schema import Config, Lora, WarmStart
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import file_sentences, sentence_errors
 from seeupo_jax.parallel.stop_signal import StopRequest
+from seeupo_jax.training.checks import check_sampling
 
 
 def _flags() -> Flags:
@@ -67,7 +69,8 @@ def _serve(config: Config, given: argparse.Namespace) -> None:
     from seeupo_jax.train_service.serving import check_server, open_service
 
     check_server(config)
-    given.workdir.mkdir(parents=True, exist_ok=True)
+    check_sampling(config)
+    check_writable(given.workdir)
     key = choose_key()
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopRequest())

@@ -43,6 +43,13 @@ REFUSED = {
         "--port=0",
         "--config.rollout.grammar=tool_calls",
     ],
+    "config.rollout.engine: got 'openai'; allowed: built_in, which samples from adapters that": [
+        QUICKSTART,
+        "--port=0",
+        "--config.rollout.engine=openai",
+        "--config.rollout.deterministic=False",
+        "--config.rollout.servers=('http://127.0.0.1:1',)",
+    ],
     "config.optimizer.groups: got some; allowed: none, since clients train adapters": [
         QUICKSTART,
         "--port=0",
@@ -62,17 +69,23 @@ def test_a_mistake_is_one_sentence_before_anything_is_made(tmp_path, capsys, sen
 
 
 def test_a_port_that_is_taken_and_a_folder_that_is_a_file_are_refused(tmp_path, capsys):
-    (tmp_path / "file").touch()
+    file = tmp_path / "file"
+    file.touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for flags, sentence in (
             (
                 [f"--port={port}", f"--workdir={tmp_path}"],
-                f"error: --port: got {port} at 127.0.0.1",
+                f"--port: got {port} at 127.0.0.1, which cannot be had (Address already in use",
             ),
-            (["--port=0", f"--workdir={tmp_path / 'file'}"], f"error: {tmp_path / 'file'} could n"),
+            (
+                ["--port=0", f"--workdir={file}"],
+                f"--workdir: got {file} (File exists); allowed: a folder that can be made and"
+                " written to.",
+            ),
         ):
             with pytest.raises(SystemExit) as ended:
                 main(["train_server", QUICKSTART, *flags])
-            assert ended.value.code in (1, 2)
-            assert capsys.readouterr().err.startswith(sentence)
+            assert ended.value.code == 2
+            error = capsys.readouterr().err
+            assert error.startswith(f"error: {sentence}") and error.count("\n") == 1

@@ -82,6 +82,7 @@ class AdapterRun:
     """Adapters, their gradient since the last step, and their optimizer.
 
     Arrays that a step replaces stay valid: what was handed out to a sampler never changes.
+    gradient: a tree as that of the adapters; None: there was no pass since the last step.
 
     Args:
       adapters: their tree; None: new ones of the seed, which have no effect yet.
@@ -107,7 +108,7 @@ class AdapterRun:
         self.state = CriticState(adapters, new_moments(adapters))
         if moments is not None:
             self.state = self.state._replace(opt_state=moments)
-        self._gradient: Any = None
+        self.gradient: Any = None
 
     @property
     def policy(self) -> Policy:
@@ -119,7 +120,7 @@ class AdapterRun:
         """Takes saved adapters; the gradient begins anew, and moments that are missing."""
         if moments is None:
             moments = new_moments(adapters)
-        self.state, self._gradient = CriticState(adapters, moments), None
+        self.state, self.gradient = CriticState(adapters, moments), None
 
     def forward_backward(self, asked: ForwardBackward) -> PassResult:
         """Log-probabilities and the loss of data; adds its gradient to that of the next step.
@@ -130,9 +131,9 @@ class AdapterRun:
           RequestRefused: a loss or data that it cannot compute.
         """
         options = _check(asked, self.network.arch.vocab_size, self._base.longest)
-        gradient = self._gradient
+        gradient = self.gradient
         if not asked.forward_only:
-            self._gradient = None  # the pass takes it: one that fails leaves none
+            self.gradient = None  # the pass takes it: one that fails leaves none
             if gradient is None:
                 gradient = jax.tree.map(jnp.zeros_like, self.state.params)
         count = len(asked.data)
@@ -149,7 +150,7 @@ class AdapterRun:
                 found, gradient = _accumulate(*what, gradient, batch, options)
             for index, datum, *arrays in zip(indices, data, *jax.device_get(found), strict=False):
                 logp[index], losses[index] = (array[: len(datum.tokens)] for array in arrays)
-        self._gradient = gradient
+        self.gradient = gradient
         total = float(sum(np.sum(each, dtype=np.float64) for each in losses))
         return PassResult({"logprobs": logp, "elementwise_loss": losses}, {"loss:sum": total})
 
@@ -161,12 +162,12 @@ class AdapterRun:
         Raises:
           RequestRefused: there is no gradient.
         """
-        if self._gradient is None:
+        if self.gradient is None:
             raise RequestRefused(
                 "optim_step: got no gradient; allowed: after forward_backward since the last step."
             )
-        self.state, norm, skipped = _step(self.state, self._gradient, adam)
-        self._gradient = None
+        self.state, norm, skipped = _step(self.state, self.gradient, adam)
+        self.gradient = None
         return {"grad_norm": float(norm), "update_skipped": float(skipped)}
 
     def _batches(self, data: Sequence[Datum]) -> list[tuple[int, list[int]]]:

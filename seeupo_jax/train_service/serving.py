@@ -33,6 +33,11 @@ def check_server(config: Config) -> None:
             "config.optimizer.groups: got some; allowed: none, since clients train adapters with"
             " options of their own."
         )
+    if config.rollout.engine != "built_in":
+        raise ValueError(
+            f"config.rollout.engine: got {config.rollout.engine!r}; allowed: built_in, which"
+            " samples from adapters that never leave the devices."
+        )
     if config.rollout.grammar is not None:
         raise ValueError(
             f"config.rollout.grammar: got {config.rollout.grammar!r}; allowed: none, since clients"

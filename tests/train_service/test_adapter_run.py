@@ -1,13 +1,20 @@
-"""A run against PyTorch's AdamW and NumPy, and what its requests are refused for."""
+"""A run against PEFT's model and PyTorch's AdamW, and what its requests are refused for."""
+
+import importlib
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 import torch
+import transformers
+from loss_twins import LOSS_TWINS
 from places import CONFIGS
+from safetensors.numpy import load_file
 
 from seeupo_jax.configuration.loading import load_config
-from seeupo_jax.policy.network import hidden, join_params
+from seeupo_jax.policy.files.weights import resolve_path
+from seeupo_jax.policy.lora import save_adapters
 from seeupo_jax.policy_io import build
 from seeupo_jax.train_service.adam import Adam
 from seeupo_jax.train_service.adapter_run import AdapterRun, adapters_for
@@ -15,6 +22,9 @@ from seeupo_jax.train_service.messages import Datum, ForwardBackward
 from seeupo_jax.train_service.refusals import RequestRefused
 from seeupo_jax.train_service.saved_weights import SavedWeights
 from seeupo_jax.train_service.serving import base_policy
+
+# PEFT 0.21 reads a name that transformers 5.23 has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 
 RUN = "session-1:train:0"
 SETTINGS = Adam(1e-2, 0.9, 0.95, 1e-8, 0.1, 0.0)
@@ -47,42 +57,111 @@ def leaves(tree):
     return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
 
 
-def test_log_probabilities_are_the_softmaxs_whatever_else_is_in_the_pass(base):
+def randomise(run, scale=0.1):
+    """Adapters that have an effect; new ones have none."""
+    rng = np.random.default_rng(3)
+    tree = jax.tree.map(lambda x: scale * rng.normal(size=x.shape), run.state.params)
+    run.load(jax.tree.map(lambda x, new: x.at[:].set(new), run.state.params, tree))
+
+
+def in_peft(run, tree, folder, tmp_path):
+    """A tree of adapters, or of their gradient, by PEFT's names."""
+    save_adapters(run.network.bind(run.policy.merged(tree)), tmp_path / folder, tmp_path)
+    tensors = load_file(tmp_path / folder / "adapter_model.safetensors")
+    return {name.replace(".weight", ".default.weight"): x for name, x in tensors.items()}
+
+
+@pytest.fixture
+def twin(base, tmp_path):
+    """A run, and the same adapters on the same model in PyTorch, by PEFT."""
     run = new_run(base)
-    data = [datum(5, 12), datum(7, 3), datum(40, 30)]
-    found = run.forward_backward(asked(*data, forward_only=True))
-    params = join_params(run.state.params, run.policy.frozen)
-    arch = run.network.arch
-    for each, logp in zip(data, found.outputs["logprobs"], strict=True):
-        rows = np.tile(each.tokens, (jax.device_count(), 1))
-        states, _ = jax.jit(hidden, static_argnums=0)(run.network, params, rows)
-        head = np.asarray(run.network.bind(params).head_VD(arch.dtype), np.float64)
-        logits = np.asarray(states[0], np.float64) @ head.T
-        logits[:, arch.unassigned_V()] = -np.inf
-        expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-        targets = each.inputs["target_tokens"]
-        np.testing.assert_allclose(logp, expected[np.arange(len(targets)), targets], atol=2e-3)
+    randomise(run)
+    folder = Path(resolve_path("package:order_desk"))
+    in_peft(run, run.state.params, "start", tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    peft = importlib.import_module("peft")
+    return run, peft.PeftModel.from_pretrained(model, tmp_path / "start", is_trainable=True)
 
 
-def test_gradients_of_requests_add_up_until_the_step_which_is_pytorchs_adamw(base):
-    run, together = new_run(base), new_run(base)
-    first, second = datum(5, 12), datum(7, 3, weights=[0, 1, 2])
-    theirs = [torch.tensor(x, requires_grad=True) for x in leaves(run.state.params)]
-    settings = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-    optimizer = torch.optim.AdamW(theirs, **settings)
-    for _ in range(2):
-        run.forward_backward(asked(first))
-        run.forward_backward(asked(second))
-        together.forward_backward(asked(second, first))
-        for own, other in zip(leaves(run._gradient), leaves(together._gradient), strict=True):
-            np.testing.assert_allclose(own, other, rtol=1e-3, atol=1e-3)
-        for tensor, gradient in zip(theirs, leaves(run._gradient), strict=True):
-            tensor.grad = torch.tensor(gradient)
+def sampled(first, length):
+    """A datum with what the losses of reinforcement learning need."""
+    rng = np.random.default_rng(first)
+    q, advantages = rng.normal(-6, 2, length), rng.normal(size=length)
+    return datum(first, length, logprobs=q, advantages=advantages)
+
+
+def twin_logp(run, model, data):
+    """log p of the targets of each datum."""
+    unassigned = torch.tensor(run.network.arch.unassigned_V())
+    found = []
+    for each in data:
+        logits = model(torch.tensor(each.tokens[None].astype(np.int64))).logits[0]
+        logits = logits.masked_fill(unassigned, -torch.inf)
+        targets = torch.tensor(each.inputs["target_tokens"])[:, None]
+        found.append(logits.log_softmax(-1).gather(1, targets)[:, 0])
+    return found
+
+
+def twin_loss(run, model, loss, data, bounds=(0.8, 1.2)):
+    logp = twin_logp(run, model, data)
+    inputs = [{k: torch.tensor(v) for k, v in each.inputs.items()} for each in data]
+    if loss == "cross_entropy":
+        inputs = [
+            {"weights": torch.ones(len(each.tokens)), **x}
+            for each, x in zip(data, inputs, strict=True)
+        ]
+    return logp, sum(LOSS_TWINS[loss](p, x, *bounds) for p, x in zip(logp, inputs, strict=True))
+
+
+def check_gradient(run, model, tmp_path, name):
+    expected = {k: p.grad for k, p in model.named_parameters() if p.grad is not None}
+    found = in_peft(run, run.gradient, name, tmp_path)
+    assert found.keys() == expected.keys() and len(found) == 2 * 7 * 3  # A and B, layers
+    for key, gradient in found.items():
+        wanted = expected[key].numpy()
+        np.testing.assert_allclose(gradient, wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("loss", LOSS_TWINS)
+def test_losses_and_gradients_are_those_of_pefts_model(twin, tmp_path, loss):
+    run, model = twin
+    weights = [0.0, 1.0, 2.0]
+    data = [sampled(5, 12), sampled(7, 3), sampled(40, 30)]
+    if loss == "cross_entropy":
+        data = [datum(5, 12), datum(7, 3, weights=weights), datum(40, 30)]
+    found = run.forward_backward(asked(*data, loss=loss))
+    logp, expected = twin_loss(run, model, loss, data)
+    expected.backward()
+    for own, wanted in zip(found.outputs["logprobs"], logp, strict=True):
+        np.testing.assert_allclose(own, wanted.detach().numpy(), atol=1e-4)
+    assert found.metrics["loss:sum"] == pytest.approx(expected.item(), rel=1e-4)
+    each = [values.sum() for values in found.outputs["elementwise_loss"]]
+    assert sum(each) == pytest.approx(expected.item(), rel=1e-4)
+    check_gradient(run, model, tmp_path, loss)
+
+
+def test_gradients_of_two_requests_add_up_and_steps_are_pytorchs_adamw_and_clip(twin, tmp_path):
+    run, model = twin
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    wanted = {k: p for k, p in model.named_parameters() if p.requires_grad}
+    passes = {"cross_entropy": [datum(5, 12)], "ppo": [sampled(7, 9), sampled(40, 30)]}
+    for number, (rate, clip) in enumerate(((1e-2, 0.5), (3e-3, 0.0))):
+        for loss, data in passes.items():
+            run.forward_backward(asked(*data, loss=loss))
+            twin_loss(run, model, loss, data)[1].backward()
+        check_gradient(run, model, tmp_path, f"gradient-{number}")
+        # As a small gradient's rounding would move a step of Adam, whose first one is its sign.
+        for key, gradient in in_peft(run, run.gradient, f"taken-{number}", tmp_path).items():
+            wanted[key].grad = torch.tensor(gradient)
+        norm = torch.nn.utils.clip_grad_norm_(wanted.values(), clip or torch.inf)
+        optimizer.param_groups[0]["lr"] = rate
         optimizer.step()
-        run.step(SETTINGS)
-        together.step(SETTINGS)
-        for own, tensor in zip(leaves(run.state.params), theirs, strict=True):
-            np.testing.assert_allclose(own, tensor.detach().numpy(), rtol=1e-4, atol=1e-6)
+        optimizer.zero_grad()
+        metrics = run.step(Adam(rate, 0.9, 0.95, 1e-8, 0.1, clip))
+        assert metrics == {"grad_norm": pytest.approx(norm.item(), rel=1e-4), "update_skipped": 0.0}
+        assert norm > 0.5 and run.gradient is None
+        for key, own in in_peft(run, run.state.params, f"step-{number}", tmp_path).items():
+            np.testing.assert_allclose(own, wanted[key].detach().numpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_a_step_needs_a_gradient_and_a_forward_pass_leaves_none(base):

@@ -5,34 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from loss_twins import LOSS_TWINS
 
 from seeupo_jax.train_service.losses import CLIP, LOSSES
 
 ROWS, LENGTH = 3, 7
-
-
-def cross_entropy(logp, inputs, low, high):
-    return (-logp * inputs["weights"]).sum()
-
-
-def importance_sampling(logp, inputs, low, high):
-    return -(torch.exp(logp - inputs["logprobs"]) * inputs["advantages"]).sum()
-
-
-def ppo(logp, inputs, low, high):
-    ratio = torch.exp(logp - inputs["logprobs"])
-    clipped = torch.clamp(ratio, low, high)
-    objective = torch.min(ratio * inputs["advantages"], clipped * inputs["advantages"])
-    return -objective.sum()
-
-
-def cispo(logp, inputs, low, high):
-    ratio = torch.exp(logp - inputs["logprobs"])
-    clipped = torch.clamp(ratio, low, high).detach()
-    return -(clipped * logp * inputs["advantages"]).sum()
-
-
-TWINS = (cross_entropy, importance_sampling, ppo, cispo)
 
 
 def drawn(seed):
@@ -48,15 +25,15 @@ def drawn(seed):
 
 
 @pytest.mark.parametrize("bounds", [(0.8, 1.2), (0.5, 1.05)])
-@pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.__name__)
-def test_values_and_derivatives_are_pytorchs(twin, bounds):
+@pytest.mark.parametrize("name", LOSS_TWINS)
+def test_values_and_derivatives_are_pytorchs(name, bounds):
     logp, inputs = drawn(0)
     ratio = np.exp(logp - inputs["logprobs"])
     assert (ratio < bounds[0]).any() and (ratio > bounds[1]).any()
     asked = torch.tensor(logp, requires_grad=True)
-    expected = twin(asked, {k: torch.tensor(v) for k, v in inputs.items()}, *bounds)
+    expected = LOSS_TWINS[name](asked, {k: torch.tensor(v) for k, v in inputs.items()}, *bounds)
     expected.backward()
-    loss = LOSSES[twin.__name__]
+    loss = LOSSES[name]
     options = dict(zip(CLIP, bounds, strict=True))
     given = {name: jnp.asarray(inputs[name], jnp.float32) for name in loss.inputs}
 
