@@ -3,14 +3,18 @@
 import re
 import signal
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 from places import CONFIGS
-from tinker_cases import KEY, Server
+from tinker_cases import KEY, HttpClient, Server, pass_body, sample_body, step_body
 
 from seeupo_jax.train_server import main
+from seeupo_jax.train_service.message_schema import ForwardBackwardOutput, SampleResponse
 
+SAMPLES = 1024
 QUICKSTART = f"--config={CONFIGS / 'quickstart.py'}"
 
 
@@ -31,6 +35,57 @@ def test_it_says_where_it_is_refuses_what_has_no_key_and_ends_by_a_signal(tmp_pa
     server.process.send_signal(signal.SIGTERM)
     printed, _ = server.process.communicate(timeout=60)
     assert printed == "Stopped by SIGTERM.\n" and server.process.returncode == 0
+
+
+def saved_loss(client, path):
+    """The loss of a new run that begins with saved weights, and after one more step."""
+    session = client.ask("create_session", {}).json()["session_id"]
+    body = {"session_id": session, "model_seq_id": 0, "path": path, "optimizer": True}
+    run = client.wait(client.ask("load_weights", body)).json()["model_id"]
+    return losses(client, run, 1)
+
+
+def losses(client, run, first):
+    """Of two passes, with a step between them."""
+    before = client.ask("forward_backward", pass_body(run, first))
+    client.ask("optim_step", step_body(run, first + 1))
+    after = client.ask("forward_backward", pass_body(run, first + 2))
+    results = [client.wait(each).content for each in (before, after)]
+    return [ForwardBackwardOutput.FromString(each).metrics["loss:sum"] for each in results]
+
+
+def test_a_signal_tells_those_that_wait_and_loses_nothing_that_was_saved(tmp_path):
+    server = Server(tmp_path / "saved")
+    with HttpClient(server) as client:
+        _, run = client.open_run()
+        losses(client, run, 1)
+        client.ask("optim_step", step_body(run, 4))
+        body = {"model_id": run, "seq_id": 5, "path": "one"}
+        path = client.wait(client.ask("save_weights", body)).json()["path"]
+        expected = losses(client, run, 6)
+        body = sample_body(SAMPLES, max_tokens=16) | {"base_model": client.model}
+        asked = [
+            client.ask("asample", body),  # is being done when the signal comes
+            client.ask("forward_backward", pass_body(run, 9)),  # is the next one
+            client.ask("optim_step", step_body(run, 11)),  # is for the number 10
+        ]
+        with ThreadPoolExecutor(len(asked)) as threads:
+            waiting = [threads.submit(client.wait, each) for each in asked]
+            time.sleep(0.5)
+            server.process.send_signal(signal.SIGTERM)
+            sampled, *told = [each.result() for each in waiting]
+        printed, warned = server.process.communicate(timeout=60)
+    assert len(SampleResponse.FromString(sampled.content).sequences) == SAMPLES
+    for each in told:
+        assert each.json()["error"] == "the server is shutting down; ask again later."
+    assert (printed, server.process.returncode) == ("Stopped by SIGTERM.\n", 0)
+    assert "Traceback" not in warned
+    another = Server(tmp_path / "saved")
+    try:
+        with HttpClient(another) as client:
+            assert saved_loss(client, path) == expected
+    finally:
+        another.kill()
 
 
 REFUSED = {

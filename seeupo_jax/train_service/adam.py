@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import optax
 
-from seeupo_jax.train_service.refusals import RequestRefused
+from seeupo_jax.train_service.refusals import RequestRefused, refuse_unknown
 
 
 class Adam(NamedTuple):
@@ -54,8 +54,7 @@ def read_adam(body: Mapping[str, Any]) -> Adam:
     params = body.get("adam_params")
     if not isinstance(params, Mapping):
         raise RequestRefused("optim_step: got no adam_params; allowed: AdamW's.")
-    if unknown := [name for name in params if name not in _RANGES]:
-        raise RequestRefused(f"adam_params: got {unknown[0]!r:.40}; allowed: {', '.join(_RANGES)}.")
+    refuse_unknown("adam_params", params, _RANGES)
     values = []
     for name, (default, least, most) in _RANGES.items():
         value = params.get(name, default)

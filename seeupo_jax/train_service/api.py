@@ -61,6 +61,7 @@ class TrainApi:
             "save_weights": self._promise(service.save_weights),
             "load_weights": self._promise(service.load_weights),
             "save_weights_for_sampler": self._promise(service.save_weights_for_sampler),
+            "save_weights_external": self._promise(service.save_weights_external),
             "create_sampling_session": self._create_sampling_session,
             "asample": self._sample,
             "weights_info": self._weights_info,

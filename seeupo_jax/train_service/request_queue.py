@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -138,7 +138,7 @@ class RequestQueue:
             self._lock.notify()
 
     def run(self, sample: Callable[[Sample], None]) -> None:
-        """Does requests until `stop`; those that wait then are told so.
+        """Does requests until `stop`.
 
         Args:
           sample: answers a request to sample.
@@ -148,8 +148,17 @@ class RequestQueue:
                 sample(job)
             else:
                 job.do()
+
+    def end(self, lines: Iterable[Line]) -> None:
+        """Tells requests that wait that they are not done any more.
+
+        Args:
+          lines: all that there are.
+        """
         while self._jobs:
             _end(self._jobs.popleft(), RuntimeError(_SHUTTING_DOWN))
+        for line in lines:
+            self.end_line(line, RuntimeError(_SHUTTING_DOWN))
 
     def _next(self) -> _Work | Sample | None:
         """The first request that waits, once there is one; None: it is to stop."""

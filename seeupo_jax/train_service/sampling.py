@@ -21,11 +21,17 @@ from seeupo_jax.rollout.engine.protocol import Action, Turn, TurnSampling
 from seeupo_jax.rollout.engine.row_sampling import MOST_TOP
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.train_service.messages import SampledSequence, SampleResult, read_prompt
-from seeupo_jax.train_service.refusals import RequestRefused
+from seeupo_jax.train_service.refusals import RequestRefused, refuse_unknown
 
 _ALIKE = 32  # first tokens of prompts that are kept together
 _SEEDED = 2**31  # added to the numbers of samples whose request has a seed
 _MOST_SAMPLES = 1024
+_FIELDS = (
+    *("sampling_session_id", "model_path", "base_model", "seq_id", "type"),
+    *("prompt", "num_samples", "sampling_params", "topk_sample_logprobs"),
+    *("prompt_logprobs", "prompt_logprobs_last_n", "topk_prompt_logprobs"),
+)
+_SAMPLING_PARAMS = ("max_tokens", "seed", "stop", "temperature", "top_k", "top_p")
 
 
 @dataclass(eq=False)
@@ -273,11 +279,10 @@ def read_sample(body: dict[str, Any]) -> SampleRequest:
     Raises:
       RequestRefused: a field that cannot be had, or with another value than is allowed.
     """
-    for name in ("target_prompt_logprobs", "prompt_alt_tokens_k", "record_stability_info"):
-        if body.get(name):
-            raise RequestRefused(f"{name}: got some; allowed: none, since this server has none.")
     params = body.get("sampling_params")
     params = params if isinstance(params, dict) else {}
+    refuse_unknown("asample", body, _FIELDS)
+    refuse_unknown("sampling_params", params, _SAMPLING_PARAMS)
     prompt = read_prompt(body.get("prompt"))
     wants_prompt = bool(body.get("prompt_logprobs"))
     last = _number(body, "prompt_logprobs_last_n", 1, max(1, len(prompt) - 1), int, None)

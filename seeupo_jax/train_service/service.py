@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from seeupo_jax.train_service import messages
 from seeupo_jax.train_service.adam import check_kind, read_adam
 from seeupo_jax.train_service.adapter_run import AdapterRun, BasePolicy, adapters_for
 from seeupo_jax.train_service.futures import Result
-from seeupo_jax.train_service.refusals import RequestRefused
+from seeupo_jax.train_service.refusals import RequestRefused, refuse_unknown
 from seeupo_jax.train_service.request_queue import RequestQueue, Sample, describe_failure
 from seeupo_jax.train_service.sampling import (
     SampledWeights,
@@ -72,7 +72,7 @@ class TrainService:
         """Forgets a client and its runs; RequestRefused: it is not known."""
         self._end(self._sessions.finish(name))
 
-    def _end(self, runs: list[Run]) -> None:
+    def _end(self, runs: Iterable[Run]) -> None:
         for run in runs:
             self._queue.end_line(run.line, RequestRefused(_ENDED))
 
@@ -184,6 +184,17 @@ class TrainService:
                 weights = run.inflight
             name = self._sessions.open_snapshot(run, weights)
             return {"sampling_session_id": name, "type": "save_weights_for_sampler"}
+
+        return self._add_work(body, work)
+
+    def save_weights_external(self, body: Mapping[str, Any]) -> str:
+        """The id of a request that is refused in its turn: the run's later ones wait for it."""
+
+        def work(run: Run) -> Result:
+            raise RequestRefused(
+                "save_weights_external: got a request; allowed: save_weights and"
+                " save_weights_for_sampler, whose folders PEFT reads."
+            )
 
         return self._add_work(body, work)
 
@@ -310,6 +321,7 @@ class TrainService:
     def run(self) -> None:
         """Does requests until `stop`."""
         self._queue.run(self._sample)
+        self._queue.end(run.line for run in self._sessions.runs().values())
         self._sampler.close()
 
     def _sample(self, first: Sample) -> None:
@@ -352,13 +364,15 @@ def _read_lora(config: Any) -> dict[str, Any]:
     """
     if not isinstance(config, dict):
         raise RequestRefused("lora_config: got none; allowed: one, since runs train adapters.")
+    trained = ("train_attn", "train_mlp", "train_unembed")
+    refuse_unknown("lora_config", config, ("rank", "seed", *trained))
     rank, seed = config.get("rank"), config.get("seed")
     if type(rank) is not int or not 1 <= rank <= _LARGEST_RANK:
         allowed = f"a whole number from 1 to {_LARGEST_RANK}"
         raise RequestRefused(f"lora_config.rank: got {rank!r:.40}; allowed: {allowed}.")
     if seed is not None and type(seed) is not int:
         raise RequestRefused(f"lora_config.seed: got {seed!r:.40}; allowed: a whole number.")
-    trains = {name: config.get(name, True) for name in ("train_attn", "train_mlp", "train_unembed")}
+    trains = {name: config.get(name, True) for name in trained}
     for name, value in trains.items():
         if type(value) is not bool:
             raise RequestRefused(f"lora_config.{name}: got {value!r:.40}; allowed: true and false.")
