@@ -69,10 +69,8 @@ $(VENV)/development: requirements.lock requirements.txt pyproject.toml third_par
 	@$(MAKE) --no-print-directory --jobs=7 $(FIRST_PARTS) $(OTHER_PARTS)
 	@touch $(VENV)/first $(VENV)/bfcl $(VENV)/site $@
 
-# By pip, which goes on where one of several places that may have this wheel is out of reach.
 part-torch: $(UV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --retries 1 \
-		--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0
+	. third_party/install.sh && install_torch $(RUN)
 
 part-python: $(VENV)/runtime part-torch
 	@$(call install,--editable ".[test]")

@@ -223,7 +223,7 @@ def _check_datum(datum: Datum, name: str, loss: str, vocabulary: int, longest: i
                 f"{name}.{key}: got {len(array)} numbers; allowed: {length}, one a token."
             )
         if key != TARGET and not np.isfinite(array).all():
-            raise RequestRefused(f"{name}.{key}: got a number that is not finite.")
+            raise RequestRefused(f"{name}.{key}: got a number that is not finite; allowed: others.")
     for key, tokens in (("model_input", datum.tokens), (TARGET, datum.inputs[TARGET])):
         if tokens.dtype.kind != "i":
             raise RequestRefused(f"{name}.{key}: got {tokens.dtype}; allowed: int64.")

@@ -9,23 +9,32 @@ import httpx
 import numpy as np
 import tinker
 from tinker import types
+from tinker.proto import tinker_public_pb2
 
 TOKENS = list(range(5, 17))
 # After which the likeliest answer of the bundled policy has an end token: 575 21 56 519 5.
 CASE = [2, 653, 838, 21, 56, 863, 795, 838, 67, 620, 838, 892, 885, 53, 796, 703, 5, 3]
 
 
+def prompt(tokens):
+    return types.ModelInput.from_ints(tokens)
+
+
+def picture():
+    return types.ModelInput(chunks=[types.ImageChunk(data=b"x", format="png", expected_tokens=11)])
+
+
 def datum(tokens, **inputs):
     given = {name: np.asarray(values, np.float32) for name, values in inputs.items()}
     targets = {"target_tokens": np.asarray(tokens[1:], np.int64)}
-    prompt = types.ModelInput.from_ints(tokens[:-1])
-    return types.Datum(model_input=prompt, loss_fn_inputs={**targets, **given})
+    return types.Datum(model_input=prompt(tokens[:-1]), loss_fn_inputs={**targets, **given})
 
 
 def sequence(sampler, tokens, **params):
-    prompt = types.ModelInput.from_ints(tokens)
     settings = types.SamplingParams(max_tokens=6, **params)
-    return sampler.sample(prompt, num_samples=2, sampling_params=settings).result().sequences
+    return (
+        sampler.sample(prompt(tokens), num_samples=2, sampling_params=settings).result().sequences
+    )
 
 
 def logprobs(run, data, loss="cross_entropy", config=None):
@@ -68,7 +77,7 @@ def main() -> None:
     base = service.create_sampling_client(base_model=name).result()
     ends, goes_on = (sequence(base, CASE, temperature=0.0, stop=stop)[0] for stop in (None, []))
     saw["ends"] = [ends.stop_reason, goes_on.stop_reason, goes_on.tokens[:5] == ends.tokens]
-    prompt_logp = sampler.compute_logprobs(types.ModelInput.from_ints(whole)).result()
+    prompt_logp = sampler.compute_logprobs(prompt(whole)).result()
     saw["first_is_none"] = prompt_logp[0] is None
     saw["prompt_gap"] = float(np.abs(np.subtract(scored, prompt_logp[1:])).max())
     cut = sequence(sampler, TOKENS[:5], seed=3, stop=[drawn[0].tokens[2]])[0]
@@ -167,6 +176,20 @@ def mistakes() -> None:
         "prompt": lambda: sequence(sampler, [5, 10**6]),
         "weights": lambda: run.load_state("tinker://session-1:train:0/weights/none").result(),
         "saved name": lambda: run.save_state("../outside").result(),
+        "none": work(),
+        "no number": work(
+            datum(TOKENS, logprobs=[0.0] * 11, advantages=[math.nan] * 11), loss="ppo"
+        ),
+        "image": work(types.Datum(model_input=picture(), loss_fn_inputs=good[0].loss_fn_inputs)),
+        "external": lambda: run.save_weights_external("one").result(),
+        "optimizer": lambda: service.create_lora_training_client(
+            name, optimizer=types.DimuonOptimizerConfig()
+        ).result(),
+        "its step": lambda: run.optim_step(types.DimuonParams(learning_rate=1e-3)).result(),
+        "alternatives": lambda: sampler.sample(
+            prompt(TOKENS), 1, types.SamplingParams(), prompt_alt_tokens_k=2
+        ).result(),
+        "sessions": lambda: tinker.RestClient().list_sessions().result(),
     }
     saw = {what: told(ask) for what, ask in asked.items()}
     saw["trains"] = len(logprobs(run, good)[0][0])
@@ -183,7 +206,7 @@ def told(ask):
     """The kind and the text of what the SDK raises."""
     try:
         return ["nothing", str(ask())]
-    except tinker.TinkerError as error:
+    except (tinker.TinkerError, ValueError) as error:
         return [type(error).__name__, str(error)]
 
 
@@ -193,5 +216,15 @@ def finish(session: str) -> None:
     httpx.post(address, headers={"X-API-Key": os.environ["TINKER_API_KEY"]}).raise_for_status()
 
 
+def schema() -> None:
+    """The fields of the SDK's messages: their numbers and types."""
+    found = {}
+    for name, message in tinker_public_pb2.DESCRIPTOR.message_types_by_name.items():
+        found[name] = {each.name: [each.number, each.type] for each in message.fields}
+    print(json.dumps(found))
+
+
 if __name__ == "__main__":
-    {"main": main, "resume": resume, "mistakes": mistakes}[sys.argv[1]](*sys.argv[2:])
+    {"main": main, "resume": resume, "mistakes": mistakes, "schema": schema}[sys.argv[1]](
+        *sys.argv[2:]
+    )

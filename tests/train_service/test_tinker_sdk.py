@@ -4,8 +4,11 @@ import json
 
 import numpy as np
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
 from places import SUPPORT
 from tinker_cases import Server, needs_sdk, run_client
+
+from seeupo_jax.train_service.message_schema import ForwardBackwardRequest
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +32,18 @@ def saw(server):
 def client(server, *arguments):
     printed = run_client(server, SUPPORT / "tinker_client.py", *arguments)
     return json.loads(printed.splitlines()[-1])
+
+
+@needs_sdk
+def test_fields_of_messages_have_the_sdks_numbers_and_types(server):
+    theirs = client(server, "schema")
+    own = ForwardBackwardRequest.DESCRIPTOR.file.message_types_by_name
+    assert len(own) == 13
+    for name, message in own.items():
+        for field in message.fields:
+            number, kind = theirs[name][field.name]
+            kind = FieldDescriptor.TYPE_INT32 if kind == FieldDescriptor.TYPE_ENUM else kind
+            assert (field.number, field.type) == (number, kind), (name, field.name)
 
 
 @needs_sdk
@@ -79,6 +94,14 @@ TOLD = {
     "prompt": ("RequestFailedError", "prompt: got the token 1000000; allowed: the tokenizer's."),
     "weights": ("RequestFailedError", "path: got 'tinker://session-1:train:0/weights/none'; all"),
     "saved name": ("RequestFailedError", "path: got '../outside'; allowed: up to 200 letters,"),
+    "none": ("ValueError", "No data provided"),  # by the SDK itself
+    "no number": ("RequestFailedError", "data[0].advantages: got a number that is not finite; al"),
+    "image": ("RequestFailedError", "data[0].model_input: got an image or sound; allowed: tokens"),
+    "external": ("RequestFailedError", "save_weights_external: got a request; allowed: save_wei"),
+    "optimizer": ("BadRequestError", "optimizer_config: got 'dimuon'; allowed: adamw."),
+    "its step": ("RequestFailedError", "optimizer_params: got 'dimuon'; allowed: adamw."),
+    "alternatives": ("BadRequestError", "asample: got 'prompt_alt_tokens_k'; allowed: sampling_"),
+    "sessions": ("NotFoundError", "the address: got GET /api/v1/sessions, which this server doe"),
     "ended run": ("NotFoundError", "which is not known (any more); allowed: a run of an open s"),
     "ended sampler": ("NotFoundError", "sampling_session_id: got 'sampler-"),
     "ended session": ("APIStatusError", "which is not known (any more); allowed: an open one."),
