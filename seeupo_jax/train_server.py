@@ -66,7 +66,7 @@ def _choose(config: Config, given: argparse.Namespace) -> Config:
 
 def _serve(config: Config, given: argparse.Namespace) -> None:
     """Loads the policy, and does what clients ask for until a signal comes."""
-    from seeupo_jax.train_service.serving import check_server, open_service
+    from seeupo_jax.train_service.build_service import check_server, open_service
 
     check_server(config)
     check_sampling(config)

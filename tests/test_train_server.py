@@ -14,7 +14,7 @@ from tinker_cases import KEY, HttpClient, Server, pass_body, sample_body, step_b
 from seeupo_jax.train_server import main
 from seeupo_jax.train_service.message_schema import ForwardBackwardOutput, SampleResponse
 
-SAMPLES = 1024
+SAMPLES = 400
 QUICKSTART = f"--config={CONFIGS / 'quickstart.py'}"
 
 

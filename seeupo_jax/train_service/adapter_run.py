@@ -20,8 +20,8 @@ from seeupo_jax.policy.network import Network, join_params, split_model, split_t
 from seeupo_jax.policy_io.build import Policy
 from seeupo_jax.train_service.adam import Adam, make_optimizer, new_moments
 from seeupo_jax.train_service.losses import LOSSES
-from seeupo_jax.train_service.messages import Datum, ForwardBackward, PassResult
 from seeupo_jax.train_service.refusals import RequestRefused
+from seeupo_jax.train_service.tinker_messages import Datum, ForwardBackward, PassResult
 from seeupo_jax.types import NO_TARGET, CriticState
 
 ALPHA = 32.0  # of every adapter: https://thinkingmachines.ai/blog/lora

@@ -10,9 +10,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from seeupo_jax.train_service.adapter_sampler import SampledWeights, SampleJob, SamplingSession
 from seeupo_jax.train_service.futures import Failed, Futures, Result
 from seeupo_jax.train_service.refusals import RequestRefused
-from seeupo_jax.train_service.sampling import SampledWeights, SampleJob, SamplingSession
 
 _LOGGER = logging.getLogger(__name__)
 _SHUTTING_DOWN = "the server is shutting down; ask again later."
@@ -36,7 +36,7 @@ class _Work(NamedTuple):
         self.future.set_result(result)
 
 
-class Sample(NamedTuple):
+class WaitingSample(NamedTuple):
     """A request to sample that waits."""
 
     target: SamplingSession
@@ -44,7 +44,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(eq=False)
-class Line:
+class RequestLine:
     """Requests that are done in the order of their numbers, which begin with 1.
 
     expected: the number of the next one. early: those with later numbers, which wait for it.
@@ -60,7 +60,7 @@ class RequestQueue:
     def __init__(self) -> None:
         self.futures = Futures()
         self._lock = threading.Condition()
-        self._jobs: deque[_Work | Sample] = deque()
+        self._jobs: deque[_Work | WaitingSample] = deque()
         self._over = False
 
     def add(self, key: Any, work: Callable[[], Result]) -> str:
@@ -70,7 +70,9 @@ class RequestQueue:
             self._put(_Work(work, future))
         return request_id
 
-    def add_in_order(self, line: Line, name: str, number: Any, work: Callable[[], Result]) -> str:
+    def add_in_order(
+        self, line: RequestLine, name: str, number: Any, work: Callable[[], Result]
+    ) -> str:
         """As `add`, once the line's requests with lower numbers are there.
 
         Args:
@@ -97,7 +99,7 @@ class RequestQueue:
                 line.expected += 1
         return request_id
 
-    def end_line(self, line: Line, error: Exception) -> None:
+    def end_line(self, line: RequestLine, error: Exception) -> None:
         """Ends the requests that wait for an earlier one."""
         with self._lock:
             waiting = [*line.early.values()]
@@ -107,9 +109,9 @@ class RequestQueue:
 
     def add_sample(self, target: SamplingSession, job: SampleJob) -> None:
         """Adds a request to sample."""
-        self._put(Sample(target, job))
+        self._put(WaitingSample(target, job))
 
-    def _put(self, job: _Work | Sample) -> None:
+    def _put(self, job: _Work | WaitingSample) -> None:
         with self._lock:
             if not self._over:
                 self._jobs.append(job)
@@ -123,7 +125,7 @@ class RequestQueue:
             same = [
                 job
                 for job in self._jobs
-                if isinstance(job, Sample) and job.target.weights is weights
+                if isinstance(job, WaitingSample) and job.target.weights is weights
             ]
             if self._over or (alone and len(same) < len(self._jobs)):
                 return []
@@ -137,19 +139,19 @@ class RequestQueue:
             self._over = True
             self._lock.notify()
 
-    def run(self, sample: Callable[[Sample], None]) -> None:
+    def run(self, sample: Callable[[WaitingSample], None]) -> None:
         """Does requests until `stop`.
 
         Args:
           sample: answers a request to sample.
         """
         while (job := self._next()) is not None:
-            if isinstance(job, Sample):
+            if isinstance(job, WaitingSample):
                 sample(job)
             else:
                 job.do()
 
-    def end(self, lines: Iterable[Line]) -> None:
+    def end(self, lines: Iterable[RequestLine]) -> None:
         """Tells requests that wait that they are not done any more.
 
         Args:
@@ -160,7 +162,7 @@ class RequestQueue:
         for line in lines:
             self.end_line(line, RuntimeError(_SHUTTING_DOWN))
 
-    def _next(self) -> _Work | Sample | None:
+    def _next(self) -> _Work | WaitingSample | None:
         """The first request that waits, once there is one; None: it is to stop."""
         with self._lock:
             while not self._jobs and not self._over:
@@ -168,8 +170,8 @@ class RequestQueue:
             return None if self._over else self._jobs.popleft()
 
 
-def _end(job: _Work | Sample, error: Exception) -> None:
-    (job.job if isinstance(job, Sample) else job).end(error)
+def _end(job: _Work | WaitingSample, error: Exception) -> None:
+    (job.job if isinstance(job, WaitingSample) else job).end(error)
 
 
 def describe_failure(error: Exception) -> Failed:

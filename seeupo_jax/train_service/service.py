@@ -14,21 +14,27 @@ from typing import Any
 
 import jax
 
-from seeupo_jax.train_service import messages
 from seeupo_jax.train_service.adam import check_kind, read_adam
 from seeupo_jax.train_service.adapter_run import AdapterRun, BasePolicy, adapters_for
-from seeupo_jax.train_service.futures import Result
-from seeupo_jax.train_service.refusals import RequestRefused, refuse_unknown
-from seeupo_jax.train_service.request_queue import RequestQueue, Sample, describe_failure
-from seeupo_jax.train_service.sampling import (
+from seeupo_jax.train_service.adapter_sampler import (
     SampledWeights,
     SampleJob,
     Sampler,
     SamplingSession,
     read_sample,
 )
+from seeupo_jax.train_service.futures import Result
+from seeupo_jax.train_service.refusals import RequestRefused, refuse_unknown
+from seeupo_jax.train_service.request_queue import RequestQueue, WaitingSample, describe_failure
 from seeupo_jax.train_service.saved_weights import Saved, SavedWeights
-from seeupo_jax.train_service.sessions import Run, Sessions
+from seeupo_jax.train_service.sessions import Sessions, TrainingRun
+from seeupo_jax.train_service.tinker_messages import (
+    SampleResult,
+    parse_forward_backward,
+    read_forward_backward,
+    write_pass_result,
+    write_sample_result,
+)
 
 _LOGGER = logging.getLogger(__name__)
 _LARGEST_RANK = 512
@@ -72,7 +78,7 @@ class TrainService:
         """Forgets a client and its runs; RequestRefused: it is not known."""
         self._end(self._sessions.finish(name))
 
-    def _end(self, runs: Iterable[Run]) -> None:
+    def _end(self, runs: Iterable[TrainingRun]) -> None:
         for run in runs:
             self._queue.end_line(run.line, RequestRefused(_ENDED))
 
@@ -140,20 +146,20 @@ class TrainService:
 
     def forward_backward(self, body: bytes) -> str:
         """The id of a request for a pass over data."""
-        message = messages.parse_forward_backward(body)
+        message = parse_forward_backward(body)
         name, number = message.model_id, message.seq_id if message.HasField("seq_id") else None
         run = self._sessions.run(name)
 
         def work() -> Result:
-            asked = messages.read_forward_backward(message)
-            return messages.write_pass_result(run.ready().forward_backward(asked))
+            asked = read_forward_backward(message)
+            return write_pass_result(run.ready().forward_backward(asked))
 
         return self._queue.add_in_order(run.line, name, number, work)
 
     def optim_step(self, body: Mapping[str, Any]) -> str:
         """The id of a request for a step of the optimizer."""
 
-        def work(run: Run) -> Result:
+        def work(run: TrainingRun) -> Result:
             metrics = run.ready().step(read_adam(body))
             run.steps += 1
             return {"metrics": metrics}
@@ -163,7 +169,7 @@ class TrainService:
     def save_weights(self, body: Mapping[str, Any]) -> str:
         """The id of a request to save a run's adapters and its optimizer's state."""
 
-        def work(run: Run) -> Result:
+        def work(run: TrainingRun) -> Result:
             path = self._save(run, body, "weights", overwrite=bool(body.get("overwrite")))
             return {"path": path, "type": "save_weights"}
 
@@ -172,7 +178,7 @@ class TrainService:
     def save_weights_for_sampler(self, body: Mapping[str, Any]) -> str:
         """The id of a request to save a run's adapters, or to hold them for a sampler."""
 
-        def work(run: Run) -> Result:
+        def work(run: TrainingRun) -> Result:
             if body.get("path") is not None:
                 path = self._save(run, body, "sampler_weights")
                 return {"path": path, "type": "save_weights_for_sampler"}
@@ -190,7 +196,7 @@ class TrainService:
     def save_weights_external(self, body: Mapping[str, Any]) -> str:
         """The id of a request that is refused in its turn: the run's later ones wait for it."""
 
-        def work(run: Run) -> Result:
+        def work(run: TrainingRun) -> Result:
             raise RequestRefused(
                 "save_weights_external: got a request; allowed: save_weights and"
                 " save_weights_for_sampler, whose folders PEFT reads."
@@ -199,7 +205,7 @@ class TrainService:
         return self._add_work(body, work)
 
     def _save(
-        self, run: Run, body: Mapping[str, Any], kind: str, *, overwrite: bool = False
+        self, run: TrainingRun, body: Mapping[str, Any], kind: str, *, overwrite: bool = False
     ) -> str:
         if body.get("ttl_seconds") is not None:
             self._warn_once("ttl_seconds: saved weights stay until they are removed.")
@@ -227,7 +233,7 @@ class TrainService:
             }
             return self._begin_run(body, about, load, "load_weights", path=path)[1]
 
-        def work(run: Run) -> Result:
+        def work(run: TrainingRun) -> Result:
             loaded, own = load(), run.ready().lora
             if loaded.lora != own:
                 raise RequestRefused(
@@ -281,11 +287,11 @@ class TrainService:
         if future is None:
             return request_id, request.samples
 
-        def finish(result: messages.SampleResult | Exception) -> None:
+        def finish(result: SampleResult | Exception) -> None:
             if isinstance(result, Exception):
                 future.set_result(describe_failure(result))
             else:
-                future.set_result(messages.write_sample_result(result))
+                future.set_result(write_sample_result(result))
 
         self._queue.add_sample(target, SampleJob(request, finish))
         return request_id, request.samples
@@ -312,7 +318,7 @@ class TrainService:
             self._warned.add(sentence)
             _LOGGER.warning(f"warning: {sentence}")
 
-    def _add_work(self, body: Mapping[str, Any], work: Callable[[Run], Result]) -> str:
+    def _add_work(self, body: Mapping[str, Any], work: Callable[[TrainingRun], Result]) -> str:
         name = str(body.get("model_id"))
         run = self._sessions.run(name)
         done = functools.partial(work, run)
@@ -324,7 +330,7 @@ class TrainService:
         self._queue.end(run.line for run in self._sessions.runs().values())
         self._sampler.close()
 
-    def _sample(self, first: Sample) -> None:
+    def _sample(self, first: WaitingSample) -> None:
         """Answers a request, and those that wait with the same weights."""
         open_jobs = [first.job]
         try:

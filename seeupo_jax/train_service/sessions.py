@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from seeupo_jax.train_service.adapter_run import AdapterRun
+from seeupo_jax.train_service.adapter_sampler import SampledWeights, SamplingSession
 from seeupo_jax.train_service.refusals import RequestRefused
-from seeupo_jax.train_service.request_queue import Line
-from seeupo_jax.train_service.sampling import SampledWeights, SamplingSession
+from seeupo_jax.train_service.request_queue import RequestLine
 
 SESSION_S = 3600.0  # without a sign of life, after which a session's runs are forgotten
 SNAPSHOTS = 64  # unnamed weights for sampling that a run keeps; then the oldest are forgotten
@@ -27,7 +27,7 @@ class _Session:
 
 
 @dataclass(eq=False)
-class Run:
+class TrainingRun:
     """A training run.
 
     about: its options, as saved weights have them. adapters: None: not made yet.
@@ -37,7 +37,7 @@ class Run:
 
     session: str
     about: Mapping[str, Any]
-    line: Line = field(default_factory=Line)
+    line: RequestLine = field(default_factory=RequestLine)
     adapters: AdapterRun | None = None
     inflight: SampledWeights | None = None
     snapshots: deque[str] = field(default_factory=deque)
@@ -57,7 +57,7 @@ class Sessions:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sessions: dict[str, _Session] = {}
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, TrainingRun] = {}
         self._samplers: dict[str, SamplingSession] = {}
 
     def create(self) -> str:
@@ -86,27 +86,29 @@ class Sessions:
             )
         return self._sessions[name]
 
-    def finish(self, name: str) -> list[Run]:
+    def finish(self, name: str) -> list[TrainingRun]:
         """Forgets a client; its runs. RequestRefused: it is not known."""
         with self._lock:
             self._find(name)
             return self._forget(name)
 
-    def forget_silent(self) -> list[Run]:
+    def forget_silent(self) -> list[TrainingRun]:
         """Forgets clients that gave no sign of life for long; their runs."""
         now = time.monotonic()
         with self._lock:
             silent = [k for k, v in self._sessions.items() if now - v.seen > SESSION_S]
             return [run for name in silent for run in self._forget(name)]
 
-    def _forget(self, session: str) -> list[Run]:
+    def _forget(self, session: str) -> list[TrainingRun]:
         del self._sessions[session]
         ended = [run for run in self._runs.values() if run.session == session]
         self._runs = {k: v for k, v in self._runs.items() if v.session != session}
         self._samplers = {k: v for k, v in self._samplers.items() if v.session != session}
         return ended
 
-    def add_run(self, session: str, number: Any, about: Mapping[str, Any]) -> tuple[str, Run]:
+    def add_run(
+        self, session: str, number: Any, about: Mapping[str, Any]
+    ) -> tuple[str, TrainingRun]:
         """A client's run and its name, new where it is not there.
 
         Raises:
@@ -117,9 +119,9 @@ class Sessions:
         name = f"{session}:train:{number}"
         with self._lock:
             self._find(session)
-            return name, self._runs.setdefault(name, Run(session, about))
+            return name, self._runs.setdefault(name, TrainingRun(session, about))
 
-    def run(self, name: str) -> Run:
+    def run(self, name: str) -> TrainingRun:
         """A run; RequestRefused: it is not known."""
         with self._lock:
             if name not in self._runs:
@@ -131,7 +133,7 @@ class Sessions:
             self._runs[name].last_request = time.time()
             return self._runs[name]
 
-    def runs(self) -> dict[str, Run]:
+    def runs(self) -> dict[str, TrainingRun]:
         """All runs by their names."""
         with self._lock:
             return dict(self._runs)
@@ -143,7 +145,7 @@ class Sessions:
             self._samplers[name] = sampler
         return name
 
-    def open_snapshot(self, run: Run, weights: SampledWeights) -> str:
+    def open_snapshot(self, run: TrainingRun, weights: SampledWeights) -> str:
         """The name of a new sampler of a run's weights; the oldest of too many is forgotten."""
         name = self.open_sampler(SamplingSession(run.session, None, weights))
         run.snapshots.append(name)

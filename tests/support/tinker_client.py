@@ -126,15 +126,22 @@ def step(run, data):
     return logprobs(run, data)[0]
 
 
+def weighted_sum(logprobs, weights):
+    return -(logprobs * weights).sum(), {}
+
+
 def norms(service, name, data):
-    """Of the gradient of a loss at the server, and of the same one in PyTorch at the client."""
-    found = []
-    for _ in range(2):
+    """Of the gradient of a loss at the server, and of the same ones in PyTorch at the client."""
+    ranks, found = {"logprobs": 1, "weights": 1}, []
+    created = service.create_custom_loss(weighted_sum, input_ranks=ranks).result()
+    passes = (
+        lambda run: run.forward_backward(data, "cross_entropy"),
+        lambda run: run.forward_backward_custom(data, lambda _, logp: (-logp[0].sum(), {})),
+        lambda run: run.forward_backward_custom(data, created),
+    )
+    for accumulate in passes:
         run = service.create_lora_training_client(base_model=name, rank=4, seed=5).result()
-        if found:
-            run.forward_backward_custom(data, lambda _, logp: (-logp[0].sum(), {})).result()
-        else:
-            run.forward_backward(data, "cross_entropy").result()
+        accumulate(run).result()
         stepped = run.optim_step(types.AdamParams(learning_rate=1e-3)).result()
         found.append(stepped.metrics["grad_norm"])
     return found

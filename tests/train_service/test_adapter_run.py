@@ -18,10 +18,10 @@ from seeupo_jax.policy.lora import save_adapters
 from seeupo_jax.policy_io import build
 from seeupo_jax.train_service.adam import Adam
 from seeupo_jax.train_service.adapter_run import AdapterRun, adapters_for
-from seeupo_jax.train_service.messages import Datum, ForwardBackward
+from seeupo_jax.train_service.build_service import base_policy
 from seeupo_jax.train_service.refusals import RequestRefused
 from seeupo_jax.train_service.saved_weights import SavedWeights
-from seeupo_jax.train_service.serving import base_policy
+from seeupo_jax.train_service.tinker_messages import Datum, ForwardBackward
 
 # PEFT 0.21 reads a name that transformers 5.23 has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")

@@ -20,8 +20,8 @@ from seeupo_jax.policy_io.build_sampler import build_engine
 from seeupo_jax.rollout.engine.protocol import Action, Turn, TurnSampling
 from seeupo_jax.rollout.engine.row_sampling import MOST_TOP
 from seeupo_jax.rollout.engine.slots import SlotEngine
-from seeupo_jax.train_service.messages import SampledSequence, SampleResult, read_prompt
 from seeupo_jax.train_service.refusals import RequestRefused, refuse_unknown
+from seeupo_jax.train_service.tinker_messages import SampledSequence, SampleResult, read_prompt
 
 _ALIKE = 32  # first tokens of prompts that are kept together
 _SEEDED = 2**31  # added to the numbers of samples whose request has a seed

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from seeupo_jax.train_service.message_schema import ForwardBackwardRequest
-from seeupo_jax.train_service.messages import (
+from seeupo_jax.train_service.refusals import RequestRefused
+from seeupo_jax.train_service.tinker_messages import (
     PassResult,
     SampledSequence,
     SampleResult,
@@ -13,7 +14,6 @@ from seeupo_jax.train_service.messages import (
     write_pass_result,
     write_sample_result,
 )
-from seeupo_jax.train_service.refusals import RequestRefused
 
 # By `forward_backward_request_to_proto` of the SDK and the classes of its `tinker_public_pb2`.
 REQUEST = bytes.fromhex(

@@ -11,7 +11,7 @@ from seeupo_jax.policy.files.weights import resolve_path
 from seeupo_jax.policy.kernels.fused import row_block
 from seeupo_jax.policy_io import build
 from seeupo_jax.train_service.adapter_run import BasePolicy
-from seeupo_jax.train_service.sampling import Sampler
+from seeupo_jax.train_service.adapter_sampler import Sampler
 from seeupo_jax.train_service.saved_weights import SavedWeights
 from seeupo_jax.train_service.service import TrainService
 
