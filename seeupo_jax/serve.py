@@ -33,9 +33,9 @@ from typing import NamedTuple
 from seeupo_jax.agents.answer_form import AnswerForm, resolve_form
 from seeupo_jax.agents.calls import Access
 from seeupo_jax.agents.control import Control
+from seeupo_jax.agents.served_address import check_address, choose_key, describe_key
 from seeupo_jax.agents.serving import DEFAULT_VERSION, ServingSession
 from seeupo_jax.cli.command_line import add_run_flags, log_to_stderr, prepare_xla, read_config
-from seeupo_jax.cli.served_address import check_address, choose_key, describe_key
 from seeupo_jax.configuration.flags import Flags, Wrong, integer
 from seeupo_jax.configuration.schema import Config, WarmStart
 from seeupo_jax.display.terminal import safe_output

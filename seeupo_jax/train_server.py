@@ -24,9 +24,9 @@ from collections.abc import Sequence
 
 import jax
 
+from seeupo_jax.agents.served_address import check_address, choose_key, describe_key
 from seeupo_jax.checkpoint import check_writable
 from seeupo_jax.cli.command_line import add_run_flags, log_to_stderr, prepare_xla, read_config
-from seeupo_jax.cli.served_address import check_address, choose_key, describe_key
 from seeupo_jax.configuration.flags import Flags, integer
 from seeupo_jax.configuration.schema import Config, Lora, WarmStart
 from seeupo_jax.display.terminal import safe_output

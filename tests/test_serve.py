@@ -27,9 +27,9 @@ from rollout_cases import NumberTokenizer
 from seeupo_jax import serve
 from seeupo_jax.agents.answer_form import PLAIN_TEXT, AnswerForm, resolve_form
 from seeupo_jax.agents.calls import Access
+from seeupo_jax.agents.served_address import KEY_VARIABLE
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.cli.command_line import read_config
-from seeupo_jax.cli.served_address import KEY_VARIABLE
 from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs.tool_formats.formats import choose_format

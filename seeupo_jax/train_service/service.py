@@ -95,20 +95,14 @@ class TrainService:
             attention=options["train_attn"],
             feed_forward=options["train_mlp"],
         )
-        seed = options["seed"]
         about = {
             "base_model": self.model_name,
-            "lora_rank": lora.rank,
-            "seed": seed,
-            "train_attn": options["train_attn"],
-            "train_mlp": options["train_mlp"],
+            "lora_rank": options.pop("rank"),
+            **options,
             "train_unembed": False,
             "user_metadata": body.get("user_metadata"),
         }
-
-        def make() -> AdapterRun:
-            return AdapterRun(self._base, lora, seed=seed)
-
+        make = functools.partial(AdapterRun, self._base, lora, seed=options["seed"])
         return self._begin_run(body, about, make, "create_model")
 
     def _begin_run(

@@ -17,8 +17,8 @@ from places import ROOT
 from process_cases import environment
 from run_cases import save_policy
 
+from seeupo_jax.agents.served_address import KEY_VARIABLE
 from seeupo_jax.cli.project import write_project
-from seeupo_jax.cli.served_address import KEY_VARIABLE
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Chat
 from seeupo_jax.init import main

@@ -14,7 +14,7 @@ from places import CONFIGS
 from process_cases import environment
 from serving import running
 
-from seeupo_jax.cli.served_address import KEY_VARIABLE as SERVED_KEY
+from seeupo_jax.agents.served_address import KEY_VARIABLE as SERVED_KEY
 from seeupo_jax.errors import NotLearning
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy_io import teacher_server

@@ -87,11 +87,11 @@ def test_recipes_of_conversations_and_of_mathematics_train_a_policy(model, tmp_p
             "math_rl",
             f"load_checkpoint_path={last['state_path']}",
             *("env=arithmetic", "loss_fn=importance_sampling", "learning_rate=1e-3"),
-            *("group_size=16", "groups_per_batch=4", "max_tokens=14", "max_steps=3"),
+            *("group_size=16", "groups_per_batch=4", "max_tokens=14", "max_steps=2"),
         )
     finally:
         server.kill()
-    assert (len(taught), len(rewarded)) == (60, 3)
+    assert (len(taught), len(rewarded)) == (60, 2)
     assert not any(step["update_skipped"] for step in (*taught, *rewarded))
     losses = [step["train_mean_nll"] for step in taught]
     assert max(losses[-5:]) < losses[0] / 3

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
-import re
 import secrets
 import socket
+
+from seeupo_jax.agents.calls import is_header_value
 
 _LOGGER = logging.getLogger(__name__)
 KEY_VARIABLE = "SEEUPO_API_KEY"
@@ -27,7 +28,7 @@ def check_address(host: str, port: int) -> None:
             f"--port: got {port} at {host}, which cannot be had ({error.strerror}); allowed:"
             " a free one of this machine, or 0."
         ) from None
-    if re.fullmatch(r"[!-~]+", os.environ.get(KEY_VARIABLE, "unset")) is None:
+    if not is_header_value(os.environ.get(KEY_VARIABLE, "unset")):
         raise ValueError(
             f"{KEY_VARIABLE}: got a key that is empty or has a space or an odd character; allowed:"
             " letters, digits and other signs of ASCII, or no variable."
