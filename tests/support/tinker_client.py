@@ -104,12 +104,12 @@ def main() -> None:
     path = first.save_state("one").result().path
     loaded = service.create_training_client_from_state_with_optimizer(path).result()
     without = service.create_training_client_from_state(path).result()
-    saw["loaded"] = np.allclose(logprobs(loaded, weighted)[0], after, atol=1e-5)
+    saw["loaded"] = logprobs(loaded, weighted)[0] == after
     moved = [step(run, weighted) for run in (first, loaded, without)]
-    saw["its_moments_too"] = np.allclose(moved[0], moved[1], atol=1e-5)
+    saw["its_moments_too"] = moved[0] == moved[1]
     saw["and_only_then"] = not np.allclose(moved[0], moved[2], atol=1e-3)
     first.load_state(path).result()
-    saw["taken_back"] = np.allclose(logprobs(first, weighted)[0], after, atol=1e-5)
+    saw["taken_back"] = logprobs(first, weighted)[0] == after
     later = first.save_weights_for_sampler("for-later").result().path
     saw["saved"] = later.split("/")[-2:]
     of_saved = sequence(service.create_sampling_client(later).result(), TOKENS[:5], seed=3)

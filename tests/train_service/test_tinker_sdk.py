@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from places import SUPPORT
@@ -56,14 +55,14 @@ def test_runs_side_by_side_train_each_its_own_adapters(saw):
 
 @needs_sdk
 def test_what_is_sampled_has_the_log_probabilities_of_a_pass(saw):
-    assert max(saw["gap"], saw["prompt_gap"]) < 1e-3 and saw["first_is_none"]
+    assert max(saw["gap"], saw["prompt_gap"]) < 2e-5 and saw["first_is_none"]
     assert saw["a_seed_repeats"] == [True, True] and saw["stops"]
     assert saw["ends"] == ["stop", "length", True]
 
 
 @needs_sdk
 def test_losses_are_numpys_and_those_of_the_client_have_the_same_gradient(saw):
-    assert saw["rl"] == pytest.approx(saw["expected"], rel=1e-3)
+    assert saw["rl"] == pytest.approx(saw["expected"], rel=1e-5)
     assert saw["norms"] == pytest.approx(saw["norms"][:1] * 3, rel=1e-4) and saw["norms"][0] > 1
 
 
@@ -124,5 +123,4 @@ def test_a_server_that_is_started_after_a_kill_continues_from_what_was_saved(ser
         resumed = client(another, "resume", saw["path"])
     finally:
         another.kill()
-    assert resumed["drawn"] == saw["drawn"]
-    np.testing.assert_allclose(resumed["logprobs"], saw["after"], atol=1e-5)
+    assert (resumed["drawn"], resumed["logprobs"]) == (saw["drawn"], saw["after"])
