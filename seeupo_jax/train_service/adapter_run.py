@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -86,17 +87,10 @@ class AdapterRun:
 
     Args:
       adapters: their tree; None: new ones of the seed, which have no effect yet.
-      moments: the optimizer's state, as `state` has it; None: of no step.
     """
 
     def __init__(
-        self,
-        base: BasePolicy,
-        lora: LoraAdapters,
-        *,
-        seed: int = 0,
-        adapters: Any = None,
-        moments: Any = None,
+        self, base: BasePolicy, lora: LoraAdapters, *, seed: int = 0, adapters: Any = None
     ):
         self._base, self.lora = base, lora
         model = attach_adapters(
@@ -106,8 +100,6 @@ class AdapterRun:
         new, self._frozen = split_trainable(self.network, params)
         adapters = new if adapters is None else adapters
         self.state = CriticState(adapters, new_moments(adapters))
-        if moments is not None:
-            self.state = self.state._replace(opt_state=moments)
         self.gradient: Any = None
 
     @property
@@ -199,6 +191,10 @@ def _check(asked: ForwardBackward, vocabulary: int, longest: int) -> dict[str, f
         raise RequestRefused(
             f"loss_fn_config: got {unknown[0]!r}; allowed for {asked.loss}: {allowed}."
         )
+    if wrong := [name for name, value in asked.options.items() if not math.isfinite(value)]:
+        raise RequestRefused(
+            f"loss_fn_config.{wrong[0]}: got {asked.options[wrong[0]]}; allowed: a finite number."
+        )
     if not asked.data:
         raise RequestRefused("data: got none; allowed: one datum or more.")
     for index, datum in enumerate(asked.data):
@@ -223,7 +219,9 @@ def _check_datum(datum: Datum, name: str, loss: str, vocabulary: int, longest: i
                 f"{name}.{key}: got {len(array)} numbers; allowed: {length}, one a token."
             )
         if key != TARGET and not np.isfinite(array).all():
-            raise RequestRefused(f"{name}.{key}: got a number that is not finite; allowed: others.")
+            raise RequestRefused(
+                f"{name}.{key}: got a number that is not finite; allowed: finite ones."
+            )
     for key, tokens in (("model_input", datum.tokens), (TARGET, datum.inputs[TARGET])):
         if tokens.dtype.kind != "i":
             raise RequestRefused(f"{name}.{key}: got {tokens.dtype}; allowed: int64.")

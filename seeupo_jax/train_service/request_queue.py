@@ -55,7 +55,7 @@ class RequestLine:
 
 
 class RequestQueue:
-    """Requests that wait; all methods but `run` and `take_same` may be called in any thread."""
+    """Requests that wait, with their results; any thread may add some or `stop`, one may `run`."""
 
     def __init__(self) -> None:
         self.futures = Futures()
@@ -79,7 +79,7 @@ class RequestQueue:
           name: of the line. number: None: the request waits for no other one.
 
         Raises:
-          RequestRefused: no number, or one whose turn has been.
+          RequestRefused: no whole number. One whose turn has been ends the request so.
         """
         if number is None:
             return self.add(None, work)

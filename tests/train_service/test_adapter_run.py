@@ -200,6 +200,10 @@ def test_what_is_saved_goes_on_as_if_it_had_not_been_interrupted(base, tmp_path)
         (asked(), "data: got none; allowed: one datum or more."),
         (asked(datum(5, 200)), r"data\[0\]: got 200 tokens; allowed: 1 to 128."),
         (asked(datum(5, 4), beta=1.0), "loss_fn_config: got 'beta'; allowed for cross_entropy: no"),
+        (
+            asked(sampled(5, 4), loss="ppo", clip_low_threshold=np.nan),
+            "loss_fn_config.clip_low_threshold: got nan; allowed: a finite number.",
+        ),
         (asked(datum(5, 4), loss="ppo"), r"data\[0\].advantages: got none; allowed for ppo: targ"),
         (asked(datum(5, 4, mask=[1] * 4)), r"data\[0\].mask: got some; allowed for cross_entropy"),
         (asked(datum(5, 4, weights=[1])), r"data\[0\].weights: got 1 numbers; allowed: 4, one a "),
