@@ -60,8 +60,9 @@ def leaves(tree):
 def randomise(run, scale=0.1):
     """Adapters that have an effect; new ones have none."""
     rng = np.random.default_rng(3)
-    tree = jax.tree.map(lambda x: scale * rng.normal(size=x.shape), run.state.params)
-    run.load(jax.tree.map(lambda x, new: x.at[:].set(new), run.state.params, tree))
+    run.load(
+        jax.tree.map(lambda x: x.at[:].set(scale * rng.normal(size=x.shape)), run.state.params)
+    )
 
 
 def in_peft(run, tree, folder, tmp_path):
@@ -102,7 +103,7 @@ def twin_logp(run, model, data):
     return found
 
 
-def twin_loss(run, model, loss, data, bounds=(0.8, 1.2)):
+def twin_loss(run, model, loss, data):
     logp = twin_logp(run, model, data)
     inputs = [{k: torch.tensor(v) for k, v in each.inputs.items()} for each in data]
     if loss == "cross_entropy":
@@ -110,7 +111,7 @@ def twin_loss(run, model, loss, data, bounds=(0.8, 1.2)):
             {"weights": torch.ones(len(each.tokens)), **x}
             for each, x in zip(data, inputs, strict=True)
         ]
-    return logp, sum(LOSS_TWINS[loss](p, x, *bounds) for p, x in zip(logp, inputs, strict=True))
+    return logp, sum(LOSS_TWINS[loss](p, x, 0.8, 1.2) for p, x in zip(logp, inputs, strict=True))
 
 
 def check_gradient(run, model, tmp_path, name):
