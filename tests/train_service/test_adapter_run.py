@@ -123,6 +123,7 @@ def check_gradient(run, model, tmp_path, name):
         np.testing.assert_allclose(gradient, wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max())
 
 
+@pytest.mark.sampled("cross_entropy", "ppo")
 @pytest.mark.parametrize("loss", LOSS_TWINS)
 def test_losses_and_gradients_are_those_of_pefts_model(twin, tmp_path, loss):
     run, model = twin
