@@ -53,6 +53,11 @@ def _choose(config: Config, given: argparse.Namespace) -> Config:
     Raises:
       ValueError: there is none, or it has adapters.
     """
+    if config.lora.path is not None:
+        raise ValueError(
+            f"config.lora.path: got {config.lora.path!r}; allowed: none, since clients' adapters"
+            " are on the model itself. Export the adapters with it: config.lora.merge=True."
+        )
     if given.model is not None:
         model = dataclasses.replace(config.model, path=given.model)
         config = dataclasses.replace(config, model=model, warm_start=WarmStart())

@@ -93,6 +93,11 @@ REFUSED = {
         f"--config={CONFIGS / 'order_desk_warm_start.py'}"
     ],
     "--port: got 8000 at 203.0.113.7, which cannot be had": [QUICKSTART, "--host=203.0.113.7"],
+    "config.lora.path: got 'adapters'; allowed: none, since clients' adapters are on the model": [
+        QUICKSTART,
+        "--port=0",
+        "--config.lora.path=adapters",
+    ],
     "config.rollout.grammar: got 'tool_calls'; allowed: none, since clients sample any tokens": [
         QUICKSTART,
         "--port=0",
