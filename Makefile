@@ -27,7 +27,7 @@ install = $(UV) pip install --quiet --python $(RUN) $(1) \
 
 # The parts that tests need, each a target; they fetch and unpack side by side.
 FIRST_PARTS := part-python part-smollm2
-OTHER_PARTS := part-tools part-models part-appworld part-libtpu part-agents part-tau2
+OTHER_PARTS := part-tools part-models part-appworld part-libtpu part-agents part-tau2 part-tinker
 
 .PHONY: help setup lock part-torch $(FIRST_PARTS) $(OTHER_PARTS) quickstart bfcl test test-all test-durations check lint lint-style lint-types lint-scripts lint-house docs clean
 
@@ -63,15 +63,14 @@ $(VENV)/first: requirements.lock requirements.txt pyproject.toml third_party/ins
 $(VENV)/development: requirements.lock requirements.txt pyproject.toml third_party/install.sh \
 		third_party/bfcl/setup.sh third_party/models/setup.sh third_party/appworld/setup.sh \
 		third_party/libtpu/setup.sh third_party/agents/setup.sh third_party/agents/requirements.txt \
-		third_party/agents/verifiers/requirements.txt third_party/tau2/setup.sh
+		third_party/agents/verifiers/requirements.txt third_party/tau2/setup.sh \
+		third_party/tinker/setup.sh third_party/tinker/requirements.txt
 	@echo "Setting up $(VENV) and what every test needs ..."
-	@$(MAKE) --no-print-directory --jobs=6 $(FIRST_PARTS) $(OTHER_PARTS)
+	@$(MAKE) --no-print-directory --jobs=7 $(FIRST_PARTS) $(OTHER_PARTS)
 	@touch $(VENV)/first $(VENV)/bfcl $(VENV)/site $@
 
-# By pip, which goes on where one of several places that may have this wheel is out of reach.
 part-torch: $(UV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --retries 1 \
-		--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0
+	. third_party/install.sh && install_torch $(RUN)
 
 part-python: $(VENV)/runtime part-torch
 	@$(call install,--editable ".[test]")
@@ -85,8 +84,8 @@ part-tools: part-python
 
 part-libtpu: $(VENV)/runtime
 part-models: part-smollm2
-part-appworld part-agents part-tau2: $(UV)
-part-models part-appworld part-libtpu part-agents part-tau2: part-%:
+part-appworld part-agents part-tau2 part-tinker: $(UV)
+part-models part-appworld part-libtpu part-agents part-tau2 part-tinker: part-%:
 	sh third_party/$*/setup.sh $(RUN)
 
 # Pins what requirements.txt allows, with hashes, for Python 3.11 and later on every system.

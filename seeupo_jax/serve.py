@@ -23,19 +23,17 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import ipaddress
-import logging
 import os
 import re
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from seeupo_jax.agents.answer_form import AnswerForm, resolve_form
-from seeupo_jax.agents.calls import Access, is_header_value
+from seeupo_jax.agents.calls import Access
 from seeupo_jax.agents.control import Control
+from seeupo_jax.agents.served_address import check_address, choose_key, describe_key
 from seeupo_jax.agents.serving import DEFAULT_VERSION, ServingSession
 from seeupo_jax.cli.command_line import add_run_flags, log_to_stderr, prepare_xla, read_config
 from seeupo_jax.configuration.flags import Flags, Wrong, integer
@@ -50,9 +48,6 @@ from seeupo_jax.policy_io.policy_folder import STEP, WEIGHTS, check_trained, sav
 from seeupo_jax.policy_io.served_weights import load_weights
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.training.checks import check_sampling
-
-_LOGGER = logging.getLogger(__name__)
-KEY_VARIABLE = "SEEUPO_API_KEY"
 
 
 def _temperature(value: str) -> float:
@@ -145,30 +140,13 @@ def _check(config: Config, source: _Source, host: str, port: int) -> None:
     Raises:
       ValueError: there is nothing to serve or no address.
     """
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        socket.create_server((host, port), family=family).close()
-    except OSError as error:
-        raise ValueError(
-            f"--port: got {port} at {host}, which cannot be had ({error.strerror}); allowed:"
-            " a free one of this machine, or 0."
-        ) from None
-    if not is_header_value(os.environ.get(KEY_VARIABLE, "unset")):
-        raise ValueError(
-            f"{KEY_VARIABLE}: got a key that is empty or has a space or an odd character; allowed:"
-            " letters, digits and other signs of ASCII, or no variable."
-        )
+    check_address(host, port)
     if source.workdir is not None:
         saved_weights(config, source.weights)
         other = ", or --model=FOLDER to serve a model folder's policy"
         check_trained(config, source.workdir, source.step, source.weights, other)
     check_endpoint()
     check_sampling(config)
-    if not _is_loopback(host):
-        _LOGGER.warning(
-            f"warning: --host={host}: whoever reaches this machine and has the key is answered, and"
-            " what they send and get is not encrypted."
-        )
 
 
 def _load(config: Config, source: _Source) -> contextlib.AbstractContextManager[PolicySource]:
@@ -247,8 +225,7 @@ def _announce(
         f" concurrent calls: {engine.concurrency}, others wait; {sampling}; tool calls:"
         f" {form.tool_format.name}; thoughts: {'a field' if form.thoughts_apart else 'content'}"
     )
-    made = f"Key: {access.api_key} (made for this server; {KEY_VARIABLE} sets one)"
-    print(f"Key: as in {KEY_VARIABLE}" if KEY_VARIABLE in os.environ else made, flush=True)
+    print(describe_key(access.api_key), flush=True)
 
 
 def _answer(config: Config, source: _Source, given: argparse.Namespace) -> None:
@@ -273,8 +250,7 @@ def _answer(config: Config, source: _Source, given: argparse.Namespace) -> None:
         )
         endpoint.start(given.host, given.port)
         stack.callback(endpoint.close)
-        key = os.environ.get(KEY_VARIABLE)
-        access = endpoint.open_key(serving, key=key, unique_ids=True)
+        access = endpoint.open_key(serving, key=choose_key(), unique_ids=True)
         number = "" if source.workdir is None else f", checkpoint {policy.iteration}"
         _announce(config, f"{place}{number} as {name!r}", access, policy.engine, form)
         stop.wakes(serving.stop)
@@ -297,14 +273,6 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         raise_open_files()  # a client's connection is one
         _check(config, source, given.host, given.port)
         _answer(config, source, given)
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether an address or a name is for this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 if __name__ == "__main__":

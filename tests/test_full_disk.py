@@ -166,7 +166,7 @@ def test_what_has_no_room_says_what_is_kept_and_ends_with_2(tmp_path):
         (errno.EIO, 1, "read or written: Input/output error", "mend that"),
     ],
 )
-@pytest.mark.parametrize("command", ["aot", "bench", "compare", "lab", "serve"])
+@pytest.mark.parametrize("command", ["aot", "bench", "compare", "lab", "serve", "train_server"])
 def test_whatever_a_command_writes_a_disk_that_fails_is_one_sentence(
     command, error, code, tried, mend, monkeypatch, capsys
 ):

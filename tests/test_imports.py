@@ -25,7 +25,7 @@ LEVELS = (
     ("policy", "checkpoint", "trajectories", "rewards"),
     ("learner", "rollout", "metrics"),
     ("agents", "display", "policy_io", "cli"),
-    ("evaluation", "reports"),
+    ("evaluation", "reports", "train_service"),
     ("training",),
     ("supervised",),
     ("planning", "comparison"),
@@ -33,6 +33,7 @@ LEVELS = (
     ("instruments",),
     (
         *("init", "train", "evaluate", "sft", "update", "export", "report", "serve"),
+        "train_server",
         *("aot", "bench", "compare", "lab", "telemetry"),
     ),
 )

@@ -27,6 +27,7 @@ from rollout_cases import NumberTokenizer
 from seeupo_jax import serve
 from seeupo_jax.agents.answer_form import PLAIN_TEXT, AnswerForm, resolve_form
 from seeupo_jax.agents.calls import Access
+from seeupo_jax.agents.served_address import KEY_VARIABLE
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.cli.command_line import read_config
 from seeupo_jax.configuration.loading import from_dict
@@ -38,7 +39,7 @@ from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.network import split_model
 from seeupo_jax.policy_io import build
 from seeupo_jax.rollout.engine.slots import SlotEngine
-from seeupo_jax.serve import KEY_VARIABLE, main
+from seeupo_jax.serve import main
 from seeupo_jax.types import TrainState
 
 QUICKSTART, BASE = f"--config={CONFIGS / 'quickstart.py'}", "package:order_desk"

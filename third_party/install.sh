@@ -10,3 +10,10 @@ install() {
     fi
     "$into" -m pip install --quiet --disable-pip-version-check "$@"
 }
+
+# install_torch PYTHON: PyTorch's CPU build into an interpreter, by pip, which goes on where one of
+# several places that may have this wheel is out of reach.
+install_torch() {
+    "$1" -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --retries 1 \
+        --extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0
+}

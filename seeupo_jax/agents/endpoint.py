@@ -9,8 +9,6 @@ import asyncio
 import functools
 import logging
 import secrets
-import socket
-import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -27,7 +25,6 @@ from seeupo_jax.agents.calls import (
 from seeupo_jax.agents.control import Control
 
 try:
-    import uvicorn
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
@@ -51,12 +48,12 @@ try:
         ClientGone,
         EventStream,
         OriginForm,
-        StrictProtocol,
         discard_rest,
         read_body,
         task_of,
         until_disconnect,
     )
+    from seeupo_jax.agents.listening import Listener
 except ModuleNotFoundError as error:
     if error.name not in ("uvicorn", "starlette", "pydantic"):
         raise
@@ -79,8 +76,6 @@ QUESTIONS: dict[str, TokenQuestion] = {
 }
 IN_PROCESS = "http://in-process"  # the address of an endpoint without a port
 LARGE = 65_536  # bytes of a body from which on it is parsed outside the event loop
-KEEP_ALIVE_S = 600  # agents think between calls; a connection closed meanwhile costs a retry
-CLOSE_S = 5
 
 Read = TypeVar("Read")
 
@@ -141,8 +136,6 @@ class Endpoint:
         self._form, self._metrics = form, metrics
         self._clients: dict[str, _Client] = {}
         self._calls: set[asyncio.Task[Completion]] = set()
-        self._server: uvicorn.Server | None = None
-        self._thread: threading.Thread | None = None
         self.base_url = f"{IN_PROCESS}/v1"
         self.app = Starlette(
             routes=[
@@ -161,6 +154,7 @@ class Endpoint:
             },
         )
         self.app.router.redirect_slashes = False
+        self._listener = Listener(self.app, head_s=limits.head_s)
 
     def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Starts to listen, in a separate thread with its own event loop.
@@ -171,39 +165,7 @@ class Endpoint:
         Raises:
           ValueError: the address is not available.
         """
-        if not 0 <= port < 65_536:
-            raise ValueError(f"endpoint: the port: got {port}; allowed: 0 to 65535.")
-        try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            listener = socket.create_server((host, port), family=family, backlog=2048)
-        except OSError as error:
-            raise ValueError(f"endpoint: {host}:{port} cannot be listened on: {error}.") from None
-        name = f"[{host}]" if family == socket.AF_INET6 else host
-        self.base_url = f"http://{name}:{listener.getsockname()[1]}/v1"
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                self.app,
-                http=functools.partial(StrictProtocol, head_s=self._limits.head_s),
-                ws="none",
-                loop="asyncio",
-                lifespan="off",
-                interface="asgi3",
-                log_config=None,
-                log_level="error",  # mistakes of clients are not logged
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=CLOSE_S,
-            )
-        )
-        self._thread = threading.Thread(
-            target=self._serve, args=(self._server, listener), name="endpoint", daemon=True
-        )
-        self._thread.start()
-
-    def _serve(self, server: uvicorn.Server, listener: socket.socket) -> None:
-        with listener:
-            server.run(sockets=[listener])
+        self.base_url = f"{self._listener.start(host, port)}/v1"
 
     def open_key(
         self,
@@ -238,16 +200,13 @@ class Endpoint:
         """Ends the thread and all calls.
 
         Args:
-          cancel: end calls immediately; otherwise their sessions have `CLOSE_S` seconds for it.
+          cancel: end calls immediately; otherwise their sessions have the seconds of
+            `Listener.close` for it.
         """
         self._clients.clear()
         for task in self._calls.copy() if cancel else ():
             task.get_loop().call_soon_threadsafe(task.cancel)
-        if self._server is None or self._thread is None:
-            return
-        self._server.should_exit = True
-        self._thread.join()
-        self._server = self._thread = None
+        self._listener.close()
 
     def _client(self, request: Request) -> _Client:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")

@@ -50,23 +50,28 @@ def build_engine(
     platform: str | None = None,
     *,
     per_turn: bool = False,
+    end_ids: tuple[int, ...] | None = None,
 ) -> SlotEngine:
     """The sampler, on a layout of its own of the policy's devices.
 
     Args:
       free: bytes that a device has left, or None where unknown; default: what it says.
       platform: as of `plan_sampler`. per_turn: as of `SlotEngine`.
+      end_ids: tokens that end an action; None: the tokenizer's.
 
     Raises:
       ValueError: its cache and its copy of the policy do not fit into what memory is free.
     """
     rollout, arch = config.rollout, made.network.arch
+    sampling = build_sampling(config, made.tokenizer)
+    if end_ids is not None:
+        sampling = sampling._replace(end_ids=end_ids)
     mesh = sampler_mesh(made.mesh, rollout.mesh)
     device = mesh.local_devices[0]
     free_bytes = (free_memory if free is None else free)(device)
     return SlotEngine(
         made.network,
-        build_sampling(config, made.tokenizer),
+        sampling,
         plan_sampler(config, made, free_bytes, platform, per_turn=per_turn),
         mesh=mesh,
         group_size=rollout.group_size,

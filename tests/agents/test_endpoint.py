@@ -174,7 +174,8 @@ def test_what_a_session_samples_is_that_of_its_own_rules():
 
 
 def test_a_missing_package_is_named_with_what_installs_it(monkeypatch):
-    monkeypatch.delitem(sys.modules, "seeupo_jax.agents.endpoint")
+    for name in ("endpoint", "listening"):
+        monkeypatch.delitem(sys.modules, f"seeupo_jax.agents.{name}")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(ValueError, match=r"need the uvicorn package: .*seeupo_jax\[agents\]"):
         import seeupo_jax.agents.endpoint  # noqa: F401

@@ -190,12 +190,14 @@ def test_a_configuration_that_is_refused_leaves_no_folder(tmp_path, capsys, name
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["train", "sft", "evaluate", "update", "serve"])
+@pytest.mark.parametrize("name", ["train", "sft", "evaluate", "update", "serve", "train_server"])
 def test_a_process_of_64_bits_is_refused_before_anything_is_made(tmp_path, capsys, name):
     module, run = importlib.import_module(f"seeupo_jax.{name}"), tmp_path / "run"
     given = [f"--workdir={run}"]
     if name == "update":
         given = ["--model=package:order_desk", "--trajectories=t", f"--output={run}"]
+    if name == "train_server":
+        given += ["--model=package:order_desk"]
     with jax.enable_x64(True):
         with pytest.raises(SystemExit) as ended:
             module.main(["", f"--config={TINY}", *given])

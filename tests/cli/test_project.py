@@ -17,6 +17,7 @@ from places import ROOT
 from process_cases import environment
 from run_cases import save_policy
 
+from seeupo_jax.agents.served_address import KEY_VARIABLE
 from seeupo_jax.cli.project import write_project
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Chat
@@ -25,7 +26,6 @@ from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer
 from seeupo_jax.policy.transformer import Transformer
-from seeupo_jax.serve import KEY_VARIABLE
 from seeupo_jax.training.checks import check_config
 
 LESS = (  # of a training: what shows that the project runs

@@ -14,12 +14,12 @@ from places import CONFIGS
 from process_cases import environment
 from serving import running
 
+from seeupo_jax.agents.served_address import KEY_VARIABLE as SERVED_KEY
 from seeupo_jax.errors import NotLearning
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy_io import teacher_server
 from seeupo_jax.policy_io.teacher_server import KEY_VARIABLE, TeacherServer
 from seeupo_jax.policy_io.teachers import check_tokens
-from seeupo_jax.serve import KEY_VARIABLE as SERVED_KEY
 
 KEY, BASE, FIELD = "the-teachers.key", "package:order_desk", "config.teacher.server"
 
