@@ -7,8 +7,8 @@ The base policy is a model folder's, or the one that the configuration starts fr
 runs, each with adapters of its own, and train and sample as they like; DIR holds what they save.
 Of the configuration `model`, `mesh`, `batching` and `rollout` say how the policy is computed:
 sequences have at most rollout.max_context tokens, samples at most rollout.max_action_tokens. The
-key is SEEUPO_API_KEY of the environment, or one that is made and printed. See
-docs/training_service.md.
+key is SEEUPO_API_KEY of the environment, which begins with tml-, or one that is made and printed.
+See docs/training_service.md.
 """
 
 # Types of jax's own functions are partly unknown.
@@ -33,6 +33,8 @@ from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import file_sentences, sentence_errors
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.training.checks import check_sampling
+
+_KEY_PREFIX = "tml-"  # of all keys that Tinker's SDK sends
 
 
 def _flags() -> Flags:
@@ -76,7 +78,7 @@ def _serve(config: Config, given: argparse.Namespace) -> None:
     check_server(config)
     check_sampling(config)
     check_writable(given.workdir)
-    key = choose_key()
+    key = choose_key(_KEY_PREFIX)
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         service, listener = open_service(config, given.workdir, given.model_name, key)

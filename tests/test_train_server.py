@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from places import CONFIGS
-from tinker_cases import KEY, HttpClient, Server, pass_body, sample_body, step_body
+from tinker_cases import HttpClient, Server, pass_body, sample_body, step_body
 
 from seeupo_jax.train_server import main
 from seeupo_jax.train_service.message_schema import ForwardBackwardOutput, SampleResponse
@@ -19,18 +19,18 @@ QUICKSTART = f"--config={CONFIGS / 'quickstart.py'}"
 
 
 def test_it_says_where_it_is_refuses_what_has_no_key_and_ends_by_a_signal(tmp_path):
-    server = Server(tmp_path / "saved")
+    server = Server(tmp_path / "saved", key="tml-the-users.key")
     served, limits, key = server.lines
     assert re.match(r"Serving package:order_desk as '\S+' at http://127\.0\.0\.1:\d+\n", served)
     assert limits.startswith("sequences: at most 128 tokens; samples: at most 16; saved in ")
     assert key == "Key: as in SEEUPO_API_KEY\n"
     assert httpx.get(f"{server.url}/api/v1/healthz").status_code == 200
     asked = f"{server.url}/api/v1/get_server_capabilities"
-    assert httpx.get(asked, headers={"X-API-Key": KEY}).status_code == 200
-    assert httpx.get(asked, headers={"Authorization": f"Bearer {KEY}"}).status_code == 200
+    assert httpx.get(asked, headers={"X-API-Key": server.key}).status_code == 200
+    assert httpx.get(asked, headers={"Authorization": f"Bearer {server.key}"}).status_code == 200
     refused = httpx.get(asked, headers={"X-API-Key": "another"})
     assert refused.status_code == 401 and "the key: got no known key" in refused.json()["detail"]
-    unknown = httpx.get(f"{server.url}/api/v1/nowhere", headers={"X-API-Key": KEY})
+    unknown = httpx.get(f"{server.url}/api/v1/nowhere", headers={"X-API-Key": server.key})
     assert unknown.status_code == 404 and "/api/v1/nowhere" in unknown.json()["detail"]
     server.process.send_signal(signal.SIGTERM)
     printed, _ = server.process.communicate(timeout=60)
@@ -126,6 +126,18 @@ def test_a_mistake_is_one_sentence_before_anything_is_made(tmp_path, capsys, sen
     error = capsys.readouterr().err
     assert ended.value.code == 2 and error.startswith(f"error: {sentence}")
     assert error.count("\n") == 1 and not workdir.exists()
+
+
+def test_a_key_that_the_sdk_would_not_send_is_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("SEEUPO_API_KEY", "kV1")
+    with pytest.raises(SystemExit) as ended:
+        main(["train_server", QUICKSTART, "--port=0", f"--workdir={tmp_path / 'saved'}"])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and "kV1" not in error
+    assert (
+        "SEEUPO_API_KEY: got a key that begins otherwise; allowed: one that begins with tml-"
+        in error
+    )
 
 
 def test_a_port_that_is_taken_and_a_folder_that_is_a_file_are_refused(tmp_path, capsys):

@@ -48,9 +48,19 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def choose_key() -> str:
-    """The environment's key, or a new one."""
-    return os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(32)
+def choose_key(prefix: str = "") -> str:
+    """The environment's key, or a new one, which begins with `prefix`.
+
+    Raises:
+      ValueError: the environment's begins with something else.
+    """
+    key = os.environ.get(KEY_VARIABLE) or prefix + secrets.token_urlsafe(32)
+    if not key.startswith(prefix):
+        raise ValueError(
+            f"{KEY_VARIABLE}: got a key that begins otherwise; allowed: one that begins with"
+            f" {prefix}, since clients refuse to send others."
+        )
+    return key
 
 
 def describe_key(key: str) -> str:

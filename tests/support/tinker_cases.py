@@ -21,7 +21,6 @@ from seeupo_jax.train_service.message_schema import ForwardBackwardRequest
 
 TINKER = ROOT / "third_party" / "tinker"
 PYTHON = TINKER / ".venv" / "bin" / "python"
-KEY = "tml-the-users.key"
 TOKENS = np.arange(5, 17)
 
 
@@ -33,13 +32,16 @@ def needs_sdk(test: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Server:
-    """A server of the bundled policy, or of another one, until it is killed."""
+    """A server of the bundled policy, or of another one, until it is killed.
 
-    def __init__(self, workdir: Path, *flags: str):
+    key: the environment's, or the one that the server has made and printed.
+    """
+
+    def __init__(self, workdir: Path, *flags: str, key: str | None = None):
         config = f"--config={CONFIGS / 'quickstart.py'}"
         command = [sys.executable, "-m", "seeupo_jax.train_server", config, "--port=0"]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        own = environment() | {"SEEUPO_API_KEY": KEY}
+        own = environment() | ({} if key is None else {"SEEUPO_API_KEY": key})
         self.process = LoadedPython([*command, f"--workdir={workdir}", *flags], env=own, **streams)
         self.lines = [self.process.stdout.readline() for _ in range(3)]
         found = re.search(r"http://\S+", self.lines[0])
@@ -47,6 +49,7 @@ class Server:
             self.process.kill()
             pytest.fail(f"the server did not start: {self.process.communicate()[1]}")
         self.url = found[0]
+        self.key = key or self.lines[2].split()[1]
 
     def kill(self) -> None:
         if self.process.poll() is None:
@@ -56,7 +59,7 @@ class Server:
 
 def run_client(server: Server, *arguments: str | Path) -> str:
     """What a program of the SDK's Python printed."""
-    own = environment() | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": KEY}
+    own = environment() | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": server.key}
     own |= {"TINKER_TELEMETRY": "0", "HF_HUB_OFFLINE": "1"}
     own.pop("PYTHONPATH", None)
     command = [PYTHON, *arguments]
@@ -70,7 +73,7 @@ class HttpClient:
 
     def __init__(self, server: Server):
         self.http = httpx.Client(
-            base_url=f"{server.url}/api/v1/", headers={"X-API-Key": KEY}, timeout=120
+            base_url=f"{server.url}/api/v1/", headers={"X-API-Key": server.key}, timeout=120
         )
         (served,) = self.http.get("get_server_capabilities").json()["supported_models"]
         self.model = served["model_name"]

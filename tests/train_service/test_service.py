@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import numpy as np
 import pytest
-from tinker_cases import KEY, TOKENS, HttpClient, Server, pass_body, sample_body, step_body
+from tinker_cases import TOKENS, HttpClient, Server, pass_body, sample_body, step_body
 
 from seeupo_jax.train_service.api import PROTOBUF
 from seeupo_jax.train_service.message_schema import ForwardBackwardOutput, SampleResponse
@@ -104,7 +104,7 @@ def test_clients_that_go_away_leave_the_others_alone(client, server):
     client.ask("optim_step", step_body(run, 5))  # and those before it never come
     host, port = server.url.removeprefix("http://").split(":")
     body = pass_body(run, 1)
-    head = f"POST /api/v1/forward_backward HTTP/1.1\r\nHost: x\r\nX-API-Key: {KEY}\r\n"
+    head = f"POST /api/v1/forward_backward HTTP/1.1\r\nHost: x\r\nX-API-Key: {server.key}\r\n"
     head += f"Content-Type: {PROTOBUF}\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(head.encode() + body[:50])

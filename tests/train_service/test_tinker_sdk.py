@@ -4,7 +4,7 @@ import json
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
-from places import SUPPORT
+from places import ROOT, SUPPORT
 from tinker_cases import Server, needs_sdk, run_client
 
 from seeupo_jax.train_service.message_schema import ForwardBackwardRequest
@@ -43,6 +43,16 @@ def test_fields_of_messages_have_the_sdks_numbers_and_types(server):
             number, kind = theirs[name][field.name]
             kind = FieldDescriptor.TYPE_INT32 if kind == FieldDescriptor.TYPE_ENUM else kind
             assert (field.number, field.type) == (number, kind), (name, field.name)
+
+
+@needs_sdk
+def test_the_pages_example_runs(server, tmp_path):
+    page = (ROOT / "docs" / "training_service.md").read_text(encoding="utf-8")
+    program = tmp_path / "example.py"
+    program.write_text(page.split("```python\n")[1].split("```")[0], encoding="utf-8")
+    metrics, sequences = run_client(server, program).splitlines()[-2:]
+    assert "loss:sum" in metrics and "grad_norm" in metrics
+    assert [1 <= len(tokens) <= 8 for tokens in json.loads(sequences)] == [True, True]
 
 
 @needs_sdk
