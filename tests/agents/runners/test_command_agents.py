@@ -251,7 +251,7 @@ import queue, sys
 sys.path[:] = {path!r}
 from seeupo_jax.agents.calls import Access, AgentTask
 from seeupo_jax.agents.runners.command_agents import CommandAgents
-begun = "setsid sleep 1000 & helper=$(ps -o ppid= $PPID); echo $! $$ $helper > {said};"
+begun = "setsid sleep 1000 & helper=$(ps -o ppid= $(ps -o ppid= $PPID)); echo $! $$ $helper > {said};"
 begun += "pwd >> {said}; mv {said} {said}.done;"
 words = ["sh", "-c", begun + "exec sleep 1000"]
 agents = CommandAgents(words, model="m", memory_mib=None, output_kib=1, max_reward=1)
@@ -281,7 +281,7 @@ def test_none_outlives_the_trainer_or_what_started_it(tmp_path, victim):
 
 
 def test_after_the_helper_has_died_another_one_starts_agents():
-    agents = runner("sh -c 'kill -9 $(ps -o ppid= $PPID); sleep 10'")
+    agents = runner("sh -c 'kill -9 $(ps -o ppid= $(ps -o ppid= $PPID)); sleep 10'")
     assert ends(agents).cause == "crash"
     assert "has ended" in ends(agents).reason
     agents.close()
