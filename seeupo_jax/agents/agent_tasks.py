@@ -10,10 +10,12 @@ from typing import Any, Protocol
 
 from seeupo_jax import envs
 from seeupo_jax.configuration.agent_schema import Agent
+from seeupo_jax.configuration.sandbox_schema import TASK_FOLDERS
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import (
     attribute_beside,
     encodes,
+    expand_home,
     functions_beside,
     near_misses,
 )
@@ -22,6 +24,7 @@ from seeupo_jax.envs.base import Tasks, TaskShare
 from seeupo_jax.envs.tasks import list_task_shares, list_tasks, task_labels, task_reference
 from seeupo_jax.tasks.records import open_records
 from seeupo_jax.tasks.row_list import short
+from seeupo_jax.tasks.task_folders import TaskFolders
 
 TRAIN = "train"  # the split of a line that names none
 _FIELD = "config.agent.tasks"  # names a file of tasks
@@ -56,13 +59,16 @@ class AgentTasks(Tasks, Protocol):
 def find_tasks(config: Config) -> AgentTasks:
     """Finds the tasks of an agent.
 
-    They come from the file `config.agent.tasks`, else from a function `task_ids(split)` in the
-    module of the agent's function, else from `config.env`.
+    They come from the folder `config.tasks`, else from the file `config.agent.tasks`, else from a
+    function `task_ids(split)` in the module of the agent's function, else from `config.env`.
 
     Raises:
       ValueError: the file or the environment has no valid tasks.
     """
     agent = config.agent
+    if config.tasks is not None:
+        folder = expand_home(config.tasks.removeprefix(TASK_FOLDERS))
+        return TaskFolders(folder, local=config.sandbox.runtime == "local")
     if agent.tasks is not None:
         return _read_tasks(Path(agent.tasks))
     task_ids = None if agent.name is None else attribute_beside(agent.name, "task_ids")
@@ -87,6 +93,8 @@ def misspelt_functions(agent: Agent) -> dict[str, str]:
 def describe_tasks(config: Config) -> str:
     """Describes the place where `find_tasks` finds the tasks."""
     agent = config.agent
+    if config.tasks is not None:
+        return config.tasks
     if agent.tasks is not None:
         return agent.tasks
     if agent.name is not None and attribute_beside(agent.name, "task_ids") is not None:

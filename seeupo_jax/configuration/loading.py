@@ -21,6 +21,7 @@ from seeupo_jax.configuration.rules.algorithm_rules import (
     check_weights,
     unread_fields,
 )
+from seeupo_jax.configuration.sandbox_schema import check_sandbox
 from seeupo_jax.configuration.schema import Config, Curriculum, recipe_fields
 from seeupo_jax.configuration.teacher_schema import check_teacher
 from seeupo_jax.configuration.user_code import shown
@@ -158,6 +159,7 @@ def _check_combination(config: Config, recipe: Mapping[str, Any]) -> None:
     check_rewards(config.rewards)
     check_weights(algorithm, config.rewards)
     check_agent(config.agent, rollout.grammar)
+    check_sandbox(config.tasks, config.sandbox, config.agent)
     check_roles(config.roles, algorithm)
     if config.judge != Judge() and algorithm.forks.kind != "candidates":
         raise ValueError(

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from seeupo_jax import envs
 from seeupo_jax.agents.agent_player import AgentHost
-from seeupo_jax.agents.agent_tasks import AgentTasks, misspelt_functions
+from seeupo_jax.agents.agent_tasks import AgentTasks, find_tasks, misspelt_functions
 from seeupo_jax.agents.answer_form import AnswerForm, resolve_form
 from seeupo_jax.agents.calls import Access, Runner, Session
 from seeupo_jax.agents.openai_server import OpenAIServer
 from seeupo_jax.agents.runners.command_agents import CommandAgents, split_command
 from seeupo_jax.agents.runners.function_agents import FunctionAgents, load_function, open_clients
+from seeupo_jax.agents.sandboxes.sandboxes import Sandboxes, check_runtime
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.role_schema import POLICY, role_names
 from seeupo_jax.configuration.schema import Config
@@ -32,6 +33,7 @@ from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.rollout.environment_player import EnvironmentHost
 from seeupo_jax.rollout.player import Host
+from seeupo_jax.tasks.task_folders import TaskFolders
 
 if TYPE_CHECKING:
     from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
@@ -58,7 +60,11 @@ def check_host(config: Config) -> None:
 
         if agent.name is not None:
             open_clients()
-        _ = load_function(agent) if agent.name is not None else split_command(agent)
+        if config.tasks is None:
+            _ = load_function(agent) if agent.name is not None else split_command(agent)
+        elif isinstance(tasks := find_tasks(config), TaskFolders):
+            agent_words(config)
+            check_runtime(config.sandbox, tasks)
         return _warn_of_names(f"config.agent.name: {agent.name}", misspelt_functions(agent))
     for name, options in _parts(env.name, env.options):
         _check_own_limit(name, options, env.timeout_s)
@@ -290,14 +296,18 @@ def build_host(
     def open_key(session: Session, temperature: float | None) -> Access:
         return endpoint.open_key(session, sampling=_sampling_rules(config, temperature))
 
+    # A verifier makes no calls, and the driver of its sandbox ends it.
+    verifying_s = 0.0
+    if isinstance(tasks, TaskFolders):
+        verifying_s = tasks.verifier_timeout_s * config.sandbox.timeout_scale
     endpoint.start(agent.host, agent.port)
     log(f"agents call the policy at {endpoint.base_url}")
     return AgentHost(
-        runner=build_runner(config),
+        runner=build_runner(config, tasks),
         open_key=open_key,
         close_key=endpoint.close_key,
         form=form,
-        timeout_s=agent.timeout_s,
+        timeout_s=agent.timeout_s + verifying_s,
         data=tasks.data,
         close_endpoint=endpoint.close,
     )
@@ -385,15 +395,29 @@ def _sampling_rules(
     return SamplingRules(temperature, rollout.top_p, rollout.top_k, **flags)
 
 
-def build_runner(config: Config) -> Runner:
-    """Builds the runner of `config.agent`."""
-    agent, most = config.agent, config.env.max_reward
+def agent_words(config: Config) -> list[str]:
+    """The words of `config.agent.command`; those of a container's command are its image's.
+
+    Raises:
+      ValueError: as `split_command`.
+    """
+    in_image = config.tasks is not None and config.sandbox.runtime != "local"
+    return split_command(config.agent, in_image=in_image)
+
+
+def build_runner(config: Config, tasks: AgentTasks) -> Runner:
+    """Builds the runner of `config.agent`, in sandboxes for tasks that are folders."""
+    agent, most, sandboxes = config.agent, config.env.max_reward, None
     if agent.name is not None:
         return FunctionAgents(agent.name, load_function(agent), max_reward=most)
+    words = agent_words(config)
+    if isinstance(tasks, TaskFolders):
+        sandboxes = Sandboxes(config.sandbox, tasks, words, address_mib=agent.memory_mib)
     return CommandAgents(
-        split_command(agent),
+        words,
         model=MODEL,
         memory_mib=agent.memory_mib,
         output_kib=agent.output_kib,
         max_reward=most,
+        sandboxes=sandboxes,
     )

@@ -38,6 +38,8 @@ def sampling_hash(config: Config) -> str:
         ("rewards", config.rewards),
         ("roles", config.roles),
         ("agent", config.agent.given),
+        ("tasks", config.tasks is not None),
+        ("sandbox", config.tasks is not None),
         ("curriculum", drawn),
         ("judge", config.judge != Judge()),
     ):

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
 from seeupo_jax.agents.runners.agent_results import check_result
 from seeupo_jax.agents.runners.command_processes import RESULT, AgentExit
+from seeupo_jax.agents.sandboxes.sandboxes import Sandboxes, read_outcome
 from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.envs.transport.processes import end, python_command, signal_name, supervised
 from seeupo_jax.envs.validation import ProtocolError
@@ -40,10 +41,13 @@ _REMOVED = ("ANTHROPIC_AUTH_TOKEN",)
 OnEnd = Callable[[AgentResult | AgentFailure], None]
 
 
-def split_command(agent: Agent) -> list[str]:
+def split_command(agent: Agent, *, in_image: bool = False) -> list[str]:
     """Splits `config.agent.command` into words; words that name a file here are made absolute.
 
     An agent runs in its own folder, in which `node my_agent.js` would not find its file.
+
+    Args:
+      in_image: the words are those of an image's programs, and not looked up here.
 
     Raises:
       ValueError: quotes do not match, or there is no such program.
@@ -55,6 +59,8 @@ def split_command(agent: Agent) -> list[str]:
         raise ValueError(
             f"config.agent.command: got {command!r} ({error}); allowed: shell words, quoted."
         ) from None
+    if in_image and words:
+        return words
     words = [str(Path(word).absolute()) if os.path.isfile(word) else word for word in words]
     if not words or shutil.which(words[0]) is None:
         got = words[0] if words else command
@@ -73,6 +79,7 @@ class CommandAgents:
       model: the endpoint's name of the policy.
       memory_mib, output_kib: as in `config.agent`.
       max_reward: the largest magnitude of a reward.
+      sandboxes: of the tasks; None: the command runs as the trainer's user, and rewards itself.
     """
 
     def __init__(
@@ -83,13 +90,16 @@ class CommandAgents:
         memory_mib: int | None,
         output_kib: int | None,
         max_reward: float,
+        sandboxes: Sandboxes | None = None,
     ):
+        self._sandboxes = sandboxes
         self._model, self._max_reward = model, max_reward
         self._imports_here = imports_here(words)
         self._memory_mib, self._output_kib = memory_mib, output_kib
         self._first = {
-            "argv": list(words),
-            "memory_bytes": None if memory_mib is None else memory_mib * _MIB,
+            "argv": list(words) if sandboxes is None else sandboxes.argv,
+            # A sandbox limits the agent, and not the driver of its episode.
+            "memory_bytes": None if memory_mib is None or sandboxes else memory_mib * _MIB,
             "output_bytes": None if output_kib is None else output_kib * _KIB,
         }
         self._keys = itertools.count()
@@ -98,7 +108,10 @@ class CommandAgents:
 
     def start(self, task: AgentTask, access: Access, on_end: OnEnd) -> Callable[[], None]:
         key = next(self._keys)
-        env = environment_of(access, self._model, from_here=self._imports_here)
+        seen = access if self._sandboxes is None else self._sandboxes.access(access)
+        env = environment_of(seen, self._model, from_here=self._imports_here)
+        if self._sandboxes is not None:
+            env = self._sandboxes.variables(task, access, env)
         request = {"env": env, "task": dataclasses.asdict(task)}
         with self._lock:
             if self._helper is None or self._helper.over:
@@ -125,6 +138,8 @@ class CommandAgents:
         if end.result_bytes > RESULT:
             got = f"the agent's result: got more than {RESULT} bytes; allowed: at most that many."
             return _failed("result", got)
+        if end.result is not None and self._sandboxes is not None:
+            return read_outcome(end.result, printed, self._max_reward)
         if end.result is not None:
             return self._read_result(end.result, printed)
         no_memory = self._memory_mib is not None and _NO_MEMORY.search(end.output)

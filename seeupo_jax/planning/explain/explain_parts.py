@@ -32,6 +32,7 @@ from seeupo_jax.policy_io.build import (
     uses_few_shapes,
 )
 from seeupo_jax.rollout.task_draw import repeats, share_counts
+from seeupo_jax.tasks.task_folders import TaskFolders
 from seeupo_jax.types import TrainState
 
 
@@ -280,6 +281,7 @@ def _agent_lines(config: Config) -> list[str]:
     return [
         f"{agent.label}{f' ({options})' if options else ''}: {runs}",
         f"tasks: {describe_tasks(config)}",
+        *_sandbox_lines(config),
         f"{rollout.open_at_once:,} at once, each of at most {rollout.max_turns} calls and"
         f" {rollout.max_context:,} tokens; one without an open call for {agent.timeout_s:g} s is"
         " ended",
@@ -287,6 +289,20 @@ def _agent_lines(config: Config) -> list[str]:
         " /v1/chat/completions, /v1/responses, /v1/messages; a request at most"
         f" {agent.request_kib:,} KiB, tool calls as {agent.tool_format}, thoughts as"
         f" {agent.thoughts}, other sampling parameters {sampling}",
+    ]
+
+
+def _sandbox_lines(config: Config) -> list[str]:
+    tasks, sandbox = find_tasks(config) if config.tasks is not None else None, config.sandbox
+    if not isinstance(tasks, TaskFolders):
+        return []
+    counts = ", ".join(f"{count:,} {split}" for split, count in tasks.count.items())
+    memory = "the task's" if sandbox.memory_mib is None else f"{sandbox.memory_mib:,} MiB of"
+    shown = f"; it sees {', '.join(sandbox.visible)}" if sandbox.visible else ""
+    return [
+        f"{counts}; each episode in a sandbox ({sandbox.runtime}): no network but the policy,"
+        f" {memory} memory, at most {sandbox.processes} processes, the task's time limits x"
+        f" {sandbox.timeout_scale:g}{shown}{'; it sees the solution' if sandbox.solution else ''}"
     ]
 
 

@@ -1,0 +1,190 @@
+"""Plans of sandboxed episodes, from the configuration and the task's folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
+from seeupo_jax.agents.runners.agent_results import check_result
+from seeupo_jax.agents.sandboxes.local_sandbox import PROGRAM, LocalSandbox, host_folders
+from seeupo_jax.agents.sandboxes.sandbox_plan import PORT, PRIVATE, VARIABLE, SandboxPlan
+from seeupo_jax.configuration.sandbox_schema import Sandbox
+from seeupo_jax.envs.transport.processes import python_command, signal_name
+from seeupo_jax.envs.validation import ProtocolError
+from seeupo_jax.tasks.task_folders import TaskFolder, TaskFolders
+
+_MIB = 2**20
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_CHECK_S = 60.0  # for a runtime to answer
+
+
+class Sandboxes:
+    """Makes the command and the environment by which an agent's command runs in a sandbox.
+
+    Args:
+      words: of the agent's command.
+      address_mib: address space of each process; None: no limit.
+    """
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        tasks: TaskFolders,
+        words: Sequence[str],
+        *,
+        address_mib: int | None,
+    ):
+        self._sandbox, self._tasks, self._address_mib = sandbox, tasks, address_mib
+        local = sandbox.runtime == "local"
+        shown = [*(host_folders(words) if local else []), *sandbox.visible]
+        self._visible = list(dict.fromkeys(shown))
+        *program, paths = python_command("seeupo_jax.agents.sandboxes.sandboxed_episode")
+        self.argv = [*program, *words, paths]
+
+    def access(self, access: Access) -> Access:
+        """The endpoint as it is reached from a sandbox."""
+        return Access(f"http://127.0.0.1:{PORT}/v1", access.api_key)
+
+    def variables(
+        self, task: AgentTask, access: Access, variables: Mapping[str, str]
+    ) -> dict[str, str]:
+        """The environment of the episode's driver.
+
+        Args:
+          variables: of the agent, in addition to those of its task.
+        """
+        plan = self.plan(self._tasks.task(task.task_id, task.split), access, list(variables))
+        return {**variables, VARIABLE: json.dumps(plan.as_json())}
+
+    def plan(self, task: TaskFolder, access: Access, passed: Sequence[str] = ()) -> SandboxPlan:
+        """The plan of an episode; `passed` as in `SandboxPlan`."""
+        sandbox, container, address = self._sandbox, task.container, urlsplit(access.base_url)
+        made = {} if container is None else dict(container.variables)
+        own = {**made, **task.variables}
+        if container is not None:  # a container has these of its image
+            own = {"PATH": self._path(), "HOME": "/root", "LANG": "C.UTF-8", **own}
+        told = {"SEEUPO_TASK": f"{PRIVATE}/task.json"}
+        solved = task.solution_variables if sandbox.solution else {}
+        copies = () if container is None else container.copies
+        return SandboxPlan(
+            runtime=sandbox.runtime,
+            endpoint=(address.hostname or "", address.port or 0),
+            variables={**own, **solved, **told},
+            verifier_variables={**own, **task.verifier_variables},
+            passed=passed,
+            workdir="" if container is None else container.workdir,
+            copies=[(str(source), target) for source, target in copies],
+            image=task.image,
+            build=str(task.folder / "environment"),
+            tag=f"seeupo-{re.sub('[^a-z0-9]+', '-', task.folder.name.lower())}:{task.digest[:16]}",
+            tests=str(task.folder / "tests"),
+            solution=str(task.folder / "solution") if sandbox.solution else None,
+            agent_timeout_s=task.agent_timeout_s * sandbox.timeout_scale,
+            verifier_timeout_s=task.verifier_timeout_s * sandbox.timeout_scale,
+            build_timeout_s=task.build_timeout_s,
+            cpus=task.cpus,
+            memory_mib=task.memory_mib if sandbox.memory_mib is None else sandbox.memory_mib,
+            storage_bytes=task.storage_mib * _MIB,
+            processes=sandbox.processes,
+            address_bytes=None if self._address_mib is None else self._address_mib * _MIB,
+            visible=self._visible,
+        )
+
+    def _path(self) -> str:
+        """The system's PATH, then the parts of this process's that a sandbox has too."""
+        own = [each for each in os.environ.get("PATH", "").split(os.pathsep) if each]
+        seen = [p for p in own if any(Path(p).is_relative_to(place) for place in self._visible)]
+        return os.pathsep.join([_PATH, *seen])
+
+
+def read_outcome(text: str, info: Mapping[str, Any], max_reward: float) -> AgentResult | AgentFailure:
+    """Reads the result file of an episode's driver.
+
+    Args:
+      info: added to the result's. max_reward: the largest magnitude of a reward.
+    """
+    outcome = json.loads(text)
+    if "failure" in outcome:
+        cause, reason = outcome["failure"]
+        return AgentFailure("env_error", f"the task's {cause}: {reason}", cause)
+    found = outcome["result"]
+    try:
+        result = check_result({**found, "info": {**info, **found["info"]}}, max_reward=max_reward)
+    except ProtocolError as error:
+        reason = str(error).replace("the agent's result", "the task's verifier")
+        return AgentFailure("env_error", reason, "verifier")
+    code = outcome["code"]
+    if code == 0:
+        return result
+    ended = f"exit code {code}" if code > 0 else f"signal {-code} ({signal_name(-code)})"
+    said = f"; it printed: {info['output']}" if info.get("output") else ""
+    reason = f"the agent's command: it ended with {ended}{said}"
+    return AgentFailure("env_error", reason, "exit" if code > 0 else "crash", answered=result)
+
+
+def check_runtime(sandbox: Sandbox, tasks: TaskFolders) -> None:
+    """Checks that this machine has the program of `config.sandbox.runtime`, and that it works.
+
+    Raises:
+      ValueError: it does not, or a path of `config.sandbox.visible` or a solution is missing.
+    """
+    for path in sandbox.visible:
+        if not os.path.exists(path):
+            raise ValueError(
+                f"config.sandbox.visible: got {path}, which is not there; allowed: absolute paths"
+                " of this machine."
+            )
+    if sandbox.solution and (missing := tasks.without_solution()):
+        raise ValueError(
+            f"config.sandbox.solution: got True with {missing[0]}, which has no solution/solve.sh;"
+            " allowed: False, or a solution of each task."
+        )
+    program = PROGRAM if sandbox.runtime == "local" else sandbox.runtime
+    if shutil.which(program) is None:
+        package = "bubblewrap" if sandbox.runtime == "local" else sandbox.runtime
+        raise ValueError(
+            f"config.sandbox.runtime: got {sandbox.runtime}, whose program {program} is not on the"
+            f" PATH; allowed: a runtime of this machine (Debian and Ubuntu: apt-get install"
+            f" {package})."
+        )
+    with tempfile.TemporaryDirectory(prefix="seeupo-check-") as folder:
+        words = _trial(sandbox, Path(folder))
+        try:
+            done = subprocess.run(words, capture_output=True, timeout=_CHECK_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            failed = str(error)
+        else:
+            said = (done.stderr + done.stdout).decode(errors="replace").strip()[-300:]
+            failed = f"exit code {done.returncode}: {said}" if done.returncode else ""
+    if failed:
+        raise ValueError(
+            f"config.sandbox.runtime: got {sandbox.runtime}, with which no sandbox can be made here"
+            f" ({failed}); allowed: one that works on this machine."
+        )
+
+
+def _trial(sandbox: Sandbox, folder: Path) -> list[str]:
+    if sandbox.runtime != "local":
+        return [sandbox.runtime, "version"]
+    (folder / "work").mkdir()
+    made = LocalSandbox(_EMPTY, folder)
+    made.prepare()
+    return [*made.command([], {"PATH": _PATH}), "--", "/usr/bin/env", "true"]
+
+
+_EMPTY = SandboxPlan(
+    **{"runtime": "local", "endpoint": ("", 0), "variables": {}, "verifier_variables": {}},
+    **{"passed": (), "workdir": "/", "copies": (), "image": None, "build": "", "tag": ""},
+    **{"tests": "", "solution": None, "agent_timeout_s": 1, "verifier_timeout_s": 1},
+    **{"build_timeout_s": 1, "cpus": 1, "memory_mib": 64, "storage_bytes": _MIB, "processes": 8},
+    **{"address_bytes": None, "visible": ()},
+)
