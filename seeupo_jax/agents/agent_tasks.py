@@ -10,12 +10,10 @@ from typing import Any, Protocol
 
 from seeupo_jax import envs
 from seeupo_jax.configuration.agent_schema import Agent
-from seeupo_jax.configuration.sandbox_schema import TASK_FOLDERS
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import (
     attribute_beside,
     encodes,
-    expand_home,
     functions_beside,
     near_misses,
 )
@@ -24,7 +22,7 @@ from seeupo_jax.envs.base import Tasks, TaskShare
 from seeupo_jax.envs.tasks import list_task_shares, list_tasks, task_labels, task_reference
 from seeupo_jax.tasks.records import open_records
 from seeupo_jax.tasks.row_list import short
-from seeupo_jax.tasks.task_folders import TaskFolders
+from seeupo_jax.tasks.task_folders import TaskFolders, find_folder
 
 TRAIN = "train"  # the split of a line that names none
 _FIELD = "config.agent.tasks"  # names a file of tasks
@@ -67,8 +65,7 @@ def find_tasks(config: Config) -> AgentTasks:
     """
     agent = config.agent
     if config.tasks is not None:
-        folder = expand_home(config.tasks.removeprefix(TASK_FOLDERS))
-        return TaskFolders(folder, local=config.sandbox.runtime == "local")
+        return TaskFolders(find_folder(config.tasks), local=config.sandbox.runtime == "local")
     if agent.tasks is not None:
         return _read_tasks(Path(agent.tasks))
     task_ids = None if agent.name is None else attribute_beside(agent.name, "task_ids")

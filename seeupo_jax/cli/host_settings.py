@@ -23,10 +23,10 @@ from seeupo_jax.cli.file_digests import file_digest, file_digests, model_digests
 from seeupo_jax.cli.user_sources import code_digests, named_code
 from seeupo_jax.configuration.config_file import PACKAGE, code_of
 from seeupo_jax.configuration.loading import to_dict
-from seeupo_jax.configuration.sandbox_schema import TASK_FOLDERS
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import expand_home
 from seeupo_jax.metrics.run_manifest import PACKAGES, versions
+from seeupo_jax.tasks.task_folders import find_folder
 
 # Settings of jax that concern one host alone: logs, dumps, caches, addresses, its own devices.
 _OF_ONE_HOST = re.compile(
@@ -130,7 +130,7 @@ def _files(
         if _is_script(Path(place)):
             found[f"file {place} of config.agent.command"] = file_digest(place)
     if values["tasks"] is not None:
-        place = expand_home(values["tasks"].removeprefix(TASK_FOLDERS))
+        place = find_folder(values["tasks"])
         files = [file for file in sorted(place.rglob("*")) if file.is_file()]
         for file, digest in file_digests(place, files).items():
             found[f"file {file} of config.tasks={values['tasks']}"] = digest

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seeupo_jax.configuration.sandbox_schema import TASK_FOLDERS
+from seeupo_jax.configuration.user_code import expand_home
 from seeupo_jax.tasks.dockerfiles import Container, read_dockerfile
 
 TRAIN = "train"  # the split of folders that are in no folder of a split
@@ -22,6 +24,15 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG])B?", re.IGNORECASE)
 _MIB = {"K": 1 / 1024, "M": 1, "G": 1024}
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 _REFUSED = {"docker-compose.yaml": "several containers", "docker-compose.yml": "several containers"}
+_BUNDLED = "package:"  # prefix of a folder that ships with the package
+
+
+def find_folder(tasks: str) -> Path:
+    """The folder of `config.tasks`, which is harbor:FOLDER or harbor:package:NAME."""
+    name = tasks.removeprefix(TASK_FOLDERS)
+    if name.startswith(_BUNDLED):
+        return Path(__file__).parents[1] / "assets" / name.removeprefix(_BUNDLED)
+    return expand_home(name)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,358 @@
+"""Episodes in sandboxes of bubblewrap: what they see, their limits, their verifier, their end."""
+
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from agent_cases import make_endpoint, opened
+
+from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
+from seeupo_jax.agents.runners.command_agents import CommandAgents, split_command
+from seeupo_jax.agents.sandboxes.local_sandbox import host_folders
+from seeupo_jax.agents.sandboxes.sandboxes import Sandboxes, check_runtime
+from seeupo_jax.configuration.agent_schema import Agent
+from seeupo_jax.configuration.sandbox_schema import Sandbox
+from seeupo_jax.tasks.task_folders import TaskFolders, find_folder
+
+ACCESS = Access("http://127.0.0.1:9/v1", "key-of-the-episode")
+pytestmark = pytest.mark.skipif(
+    shutil.which("bwrap") is None, reason="the program bwrap (bubblewrap) is not installed"
+)
+
+
+def runner(tasks, command, sandbox=None, output_kib=64):
+    words = split_command(Agent(command=command))
+    sandboxes = Sandboxes(sandbox or Sandbox(), tasks, words, address_mib=None)
+    limits = {"memory_mib": None, "output_kib": output_kib, "max_reward": 10.0}
+    return CommandAgents(words, model="policy", sandboxes=sandboxes, **limits)
+
+
+def start(agents, tasks, task_id, split, on_end, access=ACCESS):
+    data = tasks.data(task_id, split)
+    return agents.start(AgentTask(task_id, split, data, 0, 0, 4), access, on_end)
+
+
+def outcomes(tasks, command, sandbox=None, access=ACCESS, output_kib=64):
+    """What an agent came to in each task, all of which run at once."""
+    agents, ended = runner(tasks, command, sandbox, output_kib), queue.SimpleQueue()
+    listed = [(split, task_id) for split in tasks.count for task_id in tasks.task_ids(split)]
+    for split, task_id in listed:
+        start(agents, tasks, task_id, split, lambda r, t=task_id: ended.put((t, r)), access)
+    found = dict(ended.get(timeout=120) for _ in listed)
+    agents.close()
+    return found
+
+
+def write_task(folder, tests="echo 1 > /logs/verifier/reward.txt", settings="", docker=""):
+    """A task whose verifier is a program of the shell."""
+    files = {
+        "task.toml": settings,
+        "instruction.md": "Do it.\n",
+        "environment/Dockerfile": f"FROM scratch\nWORKDIR /app\n{docker}\n",
+        "tests/test.sh": tests,
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def outcome(tmp_path, program, sandbox=None, access=ACCESS, output_kib=64, **task):
+    """What an agent that is a program of the shell came to in one task."""
+    write_task(tmp_path / "tasks" / "one", **task)
+    (tmp_path / "agent.sh").write_text(program)
+    tasks = TaskFolders(tmp_path / "tasks", local=True)
+    found = outcomes(tasks, f"bash {tmp_path}/agent.sh", sandbox, access, output_kib)
+    return found["one"]
+
+
+def seen(tmp_path, program, **options):
+    """What an agent printed."""
+    result = outcome(tmp_path, program, **options)
+    assert isinstance(result, AgentResult), result
+    return result.info["output"]
+
+
+def bundled():
+    return TaskFolders(find_folder("harbor:package:sandboxed_tasks"), local=True)
+
+
+def test_the_solution_of_each_bundled_task_solves_it_and_no_other_agent_does():
+    tasks = bundled()
+    assert sum(tasks.count.values()) == 10
+    check_runtime(Sandbox(solution=True), tasks)
+    solved = outcomes(tasks, "bash /solution/solve.sh", Sandbox(solution=True))
+    assert {name: result.reward for name, result in solved.items()} == dict.fromkeys(solved, 1.0)
+    assert solved["find_addresses"].rewards == {"exact": 1.0}
+    damage = "bash -c 'for f in *; do echo damaged > $f; done; echo damaged > greeting.txt'"
+    damaged = outcomes(tasks, damage)
+    assert {name: result.reward for name, result in damaged.items()} == dict.fromkeys(solved, 0.0)
+
+
+def test_the_solution_is_seen_only_where_it_is_asked_for(tmp_path):
+    failed = outcomes(bundled(), "bash /solution/solve.sh")
+    assert {type(result) for result in failed.values()} == {AgentFailure}
+    assert all(result.answered.reward == 0.0 for result in failed.values())
+
+
+def test_it_sees_only_its_own_files_processes_variables_and_loopback(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "the-users.own")
+    program = f"""
+        echo "[$(pwd)] $HOME $OPENAI_API_KEY $SEEUPO_TASK ${{WANDB_API_KEY-unset}}"
+        ls -d {Path(__file__).parent} {Path.home()}/.ssh /tests /solution 2>/dev/null
+        ls /proc | grep -cE '^[0-9]+$'
+        tail -n +3 /proc/net/dev | cut -d: -f1
+        touch /usr/planted /etc/ssl/planted 2>/dev/null || echo read-only
+        (exec 3<>/dev/tcp/1.1.1.1/80) 2>/dev/null || echo offline
+        touch /anywhere /etc/own /root/own /tmp/own && echo writable
+    """
+    lines = seen(tmp_path, program).split("\n")
+    assert lines[0] == "[/app] /root key-of-the-episode /.seeupo/task.json unset"
+    assert int(lines[1]) <= 6  # bubblewrap, this shell, ls and grep
+    assert [line.strip() for line in lines[2:6]] == ["lo", "read-only", "offline", "writable"]
+
+
+def test_what_the_dockerfile_states_is_there(tmp_path):
+    docker = "COPY notes /srv/notes/\nCOPY a.txt b.txt ./\nENV COLOUR=red SIZE='very large'\n"
+    for name in ("notes/x", "a.txt", "b.txt"):
+        place = tmp_path / "tasks/one/environment" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(name)
+    program = "echo $(cat /srv/notes/x a.txt /app/b.txt) $COLOUR $SIZE $TASKS"
+    settings = '[environment.env]\nTASKS = "${NOT_SET_ANYWHERE:-own}"\n'
+    said = seen(tmp_path, program, docker=docker, settings=settings)
+    assert said == "notes/xa.txtb.txt red very large own\n"
+
+
+CLIENT = """
+import json, os, urllib.request
+task = json.load(open(os.environ["SEEUPO_TASK"]))
+body = {"model": "policy", "messages": [{"role": "user", "content": task["data"]["instruction"]}]}
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    json.dumps(body).encode(),
+    {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"},
+)
+print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
+"""
+
+
+def test_the_endpoint_is_reached_from_a_sandbox_with_the_machines_interpreter(tmp_path):
+    write_task(tmp_path / "tasks" / "one")
+    (tmp_path / "client.py").write_text(CLIENT)
+    tasks, endpoint = TaskFolders(tmp_path / "tasks", local=True), make_endpoint()
+    with opened(endpoint) as (session, access):
+        found = outcomes(tasks, f"{sys.executable} {tmp_path}/client.py", access=access)
+        assert found["one"].info["output"] == "Do it.\n\n" and len(session.calls) == 1
+    endpoint.close()
+
+
+LIMITS = {
+    "time": ("sleep 60", {"settings": "[agent]\ntimeout_sec = 0.5\n"}),
+    "processes": (
+        "for i in $(seq 60); do sleep 60 & done; wait",
+        {"sandbox": Sandbox(processes=20)},
+    ),
+    "memory": (
+        "x=$(head -c 200000000 /dev/zero | tr '\\0' x); sleep 60",
+        {"sandbox": Sandbox(memory_mib=100)},
+    ),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_an_agent_beyond_a_limit_is_ended_and_what_it_left_is_verified(tmp_path, limit):
+    program, options = LIMITS[limit]
+    began = time.monotonic()
+    result = outcome(tmp_path, f"touch kept; {program}", tests=_IF_KEPT, **options)
+    assert isinstance(result, AgentResult) and result.reward == 0.5, result
+    # An ordinary user's processes beyond the limit are refused, before they are counted.
+    assert result.info.get("agent_limit") == limit or (limit == "processes" and os.getuid())
+    assert time.monotonic() - began < 50
+
+
+_IF_KEPT = "[ -e kept ] && echo 0.5 > /logs/verifier/reward.txt"
+
+
+def test_a_file_larger_than_the_storage_is_cut(tmp_path):
+    program = "head -c 3000000 /dev/zero > large; stat -c %s large"
+    settings = "[environment]\nstorage_mb = 1\n"
+    assert seen(tmp_path, program, settings=settings).endswith(f"{2**20}\n")
+
+
+def test_more_output_than_allowed_is_a_failure(tmp_path):
+    failure = outcome(tmp_path, "exec cat /dev/zero", output_kib=8)
+    assert isinstance(failure, AgentFailure) and failure.cause == "output"
+
+
+REWARDS = {
+    "nothing": (":", "it wrote no reward; allowed: /logs/verifier/reward.txt or reward.json"),
+    "crash": ("echo broken; exit 7", "exit code 7; it printed: broken"),
+    "garbage": ("echo x > /logs/verifier/reward.txt", "reward.txt: got 'x'; allowed: a number"),
+    "nan": ("echo nan > /logs/verifier/reward.txt", "got 'nan'; allowed: finite numbers"),
+    "json": ("echo [1] > /logs/verifier/reward.json", "reward.json: got '[1]'; allowed: an object"),
+    "text": ("""echo '{"reward": "1"}' > /logs/verifier/reward.json""", "allowed: finite numbers"),
+    "large": ("echo 1e9 > /logs/verifier/reward.txt", "of magnitude at most 10"),
+    "late": ("echo so far; sleep 60", "it was ended by its limit of time; it printed: so far"),
+    "pipe": ("mkfifo /logs/verifier/reward.txt", "it wrote no reward"),
+    "link": ("ln -s /etc/hostname /logs/verifier/reward.txt", "it wrote no reward"),
+}
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_a_verifier_without_a_reward_is_the_episodes_error(tmp_path, name):
+    tests, says = REWARDS[name]
+    settings = "[verifier]\ntimeout_sec = 2\n"
+    failure = outcome(tmp_path, "true", tests=tests, settings=settings)
+    assert isinstance(failure, AgentFailure), failure
+    assert (failure.stop, failure.cause) == ("env_error", "verifier") and says in failure.reason
+
+
+def test_reward_txt_precedes_reward_json_and_other_numbers_are_rewards_by_name(tmp_path):
+    both = "cd /logs/verifier; echo 0.25 > reward.txt; echo '{\"reward\": 1}' > reward.json"
+    assert outcome(tmp_path, "true", tests=both).reward == 0.25
+    named = """echo '{"reward": 2, "style": 0.5}' > /logs/verifier/reward.json; exit 1"""
+    found = outcome(tmp_path, "true", tests=named)
+    assert (found.reward, found.score, found.rewards) == (2.0, 1.0, {"style": 0.5})
+
+
+def test_what_an_agent_plants_does_not_reach_the_verifier(tmp_path):
+    """Neither a reward, tests of its own, another shell, nor a process that goes on."""
+    program = """
+        echo 1 > /logs/verifier/reward.txt
+        ln -s /app /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /app/test.sh
+        rm /bin && mkdir /bin && printf '#!/usr/bin/true' > /bin/sh; chmod +x /bin/sh
+        (setsid bash -c 'while :; do echo 1 > /logs/verifier/reward.txt; sleep 0.01; done' &)
+        sleep 0.1
+    """
+    tests = "sleep 0.5; ls /logs/verifier; [ -L /bin ] || ls / ; exit 4"
+    failure = outcome(tmp_path, program, tests=tests)
+    assert isinstance(failure, AgentFailure), failure
+    assert failure.reason.endswith("it ended with exit code 4")
+
+
+def test_an_exit_code_counts_as_a_failure_until_the_policy_has_answered(tmp_path):
+    failure = outcome(tmp_path, "echo oh; exit 9", tests=_IF_KEPT.replace("kept", "/app"))
+    assert isinstance(failure, AgentFailure) and failure.cause == "exit"
+    assert "exit code 9; it printed: oh" in failure.reason and failure.answered.reward == 0.5
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(happened):
+    until = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def sleepers(seconds):
+    """Processes of this machine that sleep for so long."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if (folder / "cmdline").read_bytes() == f"sleep\0{seconds}\0".encode():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+TRAINER = """
+import queue, sys
+sys.path[:] = {path!r}
+from test_sandboxes import runner, start
+from seeupo_jax.tasks.task_folders import TaskFolders
+from pathlib import Path
+tasks = TaskFolders(Path({tasks!r}), local=True)
+agents = runner(tasks, {command!r})
+start(agents, tasks, "one", "train", print)
+queue.SimpleQueue().get()
+"""
+
+
+@pytest.mark.parametrize("ends", ["stopped", "killed"])
+def test_everything_in_a_sandbox_ends_with_the_episode_and_with_a_killed_trainer(tmp_path, ends):
+    seconds = 100_000 + os.getpid() + 7 * (ends == "killed")  # by which its processes are found
+    begin = f"(setsid sleep {seconds} &); sh -c 'sleep {seconds} & wait' & wait"
+    (tmp_path / "agent.sh").write_text(begin)
+    write_task(tmp_path / "tasks" / "one")
+    command = f"bash {tmp_path}/agent.sh"
+    if ends == "stopped":
+        tasks = TaskFolders(tmp_path / "tasks", local=True)
+        agents = runner(tasks, command)
+        stop = start(agents, tasks, "one", "train", lambda outcome: None)
+        wait_for(lambda: len(sleepers(seconds)) == 2)
+        stop()
+        wait_for(lambda: not sleepers(seconds))
+        agents.close()
+        return
+    path = [str(Path(__file__).parent), *sys.path]
+    program = TRAINER.format(path=path, tasks=str(tmp_path / "tasks"), command=command)
+    trainer = subprocess.Popen([sys.executable, "-c", program])
+    wait_for(lambda: len(sleepers(seconds)) == 2)
+    folders = [Path(f"/proc/{pid}/root").resolve() for pid in sleepers(seconds)]
+    assert folders
+    trainer.kill()
+    trainer.wait()
+    wait_for(lambda: not sleepers(seconds))
+
+
+def test_episodes_run_at_once(tmp_path):
+    write_task(tmp_path / "tasks" / "one")
+    tasks, ended = TaskFolders(tmp_path / "tasks", local=True), queue.SimpleQueue()
+    agents = runner(tasks, "sleep 3")
+    began = time.monotonic()
+    for _ in range(16):
+        start(agents, tasks, "one", "train", ended.put)
+    assert [ended.get(timeout=120).reward for _ in range(16)] == [1.0] * 16
+    assert time.monotonic() - began < 40  # one after the other: 48
+    agents.close()
+
+
+def test_a_runtime_that_is_not_there_is_refused_by_name(tmp_path, monkeypatch):
+    write_task(tmp_path / "tasks" / "one")
+    tasks = TaskFolders(tmp_path / "tasks", local=True)
+    with pytest.raises(ValueError, match="config.sandbox.visible: got /not/there"):
+        check_runtime(Sandbox(visible=("/not/there",)), tasks)
+    with pytest.raises(ValueError, match="config.sandbox.solution: got True with .*/one"):
+        check_runtime(Sandbox(solution=True), tasks)
+    broken = tmp_path / "bin" / "bwrap"
+    broken.parent.mkdir()
+    broken.write_text("#!/bin/sh\necho no namespaces here >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{broken.parent}:/usr/bin:/bin")
+    with pytest.raises(ValueError, match="got local, with which .*exit code 1: no namespaces here"):
+        check_runtime(Sandbox(), tasks)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match="got local, whose program bwrap is not on the PATH"):
+        check_runtime(Sandbox(), tasks)
+    with pytest.raises(ValueError, match="got podman, whose program podman is not on the PATH"):
+        check_runtime(Sandbox(runtime="podman"), tasks)
+
+
+def test_a_programs_folder_is_seen_and_a_home_folder_is_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("bin/tool", "project/.venv/bin/tool", "project/agent.sh"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    base = [] if sys.base_prefix.startswith("/usr") else [sys.base_prefix]
+    home = str(tmp_path)
+    assert host_folders([f"{home}/bin/tool"]) == [f"{home}/bin", *base]
+    assert host_folders([f"{home}/project/.venv/bin/tool", f"{home}/project/agent.sh"]) == [
+        f"{home}/project/.venv",
+        *base,
+        f"{home}/project/agent.sh",
+    ]
+    assert host_folders(["bash", "/solution/solve.sh"]) == base
