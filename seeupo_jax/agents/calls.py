@@ -219,7 +219,7 @@ class AgentResult:
 class AgentFailure(Failure):
     """The failure of an agent.
 
-    cause: exception | exit | crash | memory | output | result | timeout.
+    cause: exception | exit | crash | memory | output | result | timeout | verifier | sandbox.
     answered: the result that it counts as if the policy has answered a call; None: still a failure.
     """
 

@@ -81,7 +81,9 @@ class TaskFolders:
     def __init__(self, folder: Path, *, local: bool):
         folder = folder.absolute()
         if not folder.is_dir():
-            raise ValueError(f"config.tasks: got harbor:{folder}, which is no folder; allowed: one.")
+            raise ValueError(
+                f"config.tasks: got harbor:{folder}, which is no folder; allowed: one."
+            )
         self._splits = {
             split: {place.name: _read_task(place, local=local) for place in places}
             for split, places in _find(folder).items()
@@ -92,7 +94,9 @@ class TaskFolders:
                 f" TASK/{SETTINGS} or SPLIT/TASK/{SETTINGS}."
             )
         self._folder = folder
-        self._labels = {name: task.labels for of in self._splits.values() for name, task in of.items()}
+        self._labels = {
+            name: task.labels for of in self._splits.values() for name, task in of.items()
+        }
 
     def task(self, task_id: str, split: str) -> TaskFolder:
         return self._splits[split][task_id]
@@ -247,7 +251,11 @@ class _Reader:
     def number(self, name: str, default: float, *, least: float = math.ulp(0.0)) -> float:
         value = self._get(name)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < 1e9:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not least <= value < 1e9
+        ):
             allowed = "at least 0" if least == 0 else "above 0"
             raise _Refused(f"{name}: got {value!r}; allowed: a number {allowed}")
         return value

@@ -38,7 +38,11 @@ class ContainerSandbox:
         Raises:
           SandboxError: either fails; with what the program printed.
         """
-        for place in (self.private, self.logs, *(self.logs / n for n in ("agent", "artifacts", "verifier"))):
+        for place in (
+            self.private,
+            self.logs,
+            *(self.logs / n for n in ("agent", "artifacts", "verifier")),
+        ):
             place.mkdir()
             place.chmod(0o777)  # the image's user may be another one
         shutil.copyfile(sandbox_entry.__file__, self.private / "entry.py")
@@ -71,7 +75,9 @@ class ContainerSandbox:
         entry, *rest = _WAIT
         return [*words, "--entrypoint", entry, plan.image or plan.tag, *rest]
 
-    def start_agent(self, words: Sequence[str], output: IO[bytes] | None) -> subprocess.Popen[bytes]:
+    def start_agent(
+        self, words: Sequence[str], output: IO[bytes] | None
+    ) -> subprocess.Popen[bytes]:
         """Starts the agent's command; the image must have python3 for the first program."""
         port = {"port": PORT, "socket": f"{PRIVATE}/endpoint.sock"}
         limits = {k: v for k, v in self._plan.limits().items() if k != "RLIMIT_NPROC"}

@@ -22,7 +22,20 @@ from seeupo_jax.agents.sandboxes import sandbox_entry
 from seeupo_jax.agents.sandboxes.sandbox_plan import PORT, PRIVATE, SandboxError, SandboxPlan
 
 PROGRAM = "bwrap"
-_FOLDERS = ("dev", "etc", "home", "logs", "mnt", "opt", "proc", "root", "srv", "tmp", "usr", "var/tmp")
+_FOLDERS = (
+    "dev",
+    "etc",
+    "home",
+    "logs",
+    "mnt",
+    "opt",
+    "proc",
+    "root",
+    "srv",
+    "tmp",
+    "usr",
+    "var/tmp",
+)
 _LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")  # into /usr, or folders of the machine
 # Of the machine's /etc: what programs of /usr need.
 _ETC = ("alternatives", "ca-certificates", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime")
@@ -108,14 +121,18 @@ class LocalSandbox:
             else:
                 place.mkdir()
 
-    def start_agent(self, words: Sequence[str], output: IO[bytes] | None) -> subprocess.Popen[bytes]:
+    def start_agent(
+        self, words: Sequence[str], output: IO[bytes] | None
+    ) -> subprocess.Popen[bytes]:
         """Starts the agent's command."""
         mounts = ["--bind", str(self._folder / "work"), str(self._folder / "work")]
         if self._plan.solution is not None:
             mounts += ["--ro-bind", self._plan.solution, "/solution"]
         python = [os.path.realpath(sys.executable), "-I", "-S", f"{PRIVATE}/entry.py"]
         port = {"port": PORT, "socket": f"{PRIVATE}/endpoint.sock"}
-        return self._start([*python, self._settings(port), *words], mounts, self._plan.variables, output)
+        return self._start(
+            [*python, self._settings(port), *words], mounts, self._plan.variables, output
+        )
 
     def start_verifier(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
         """Starts the verifier on what the agent left, with tests that it could not change."""

@@ -106,7 +106,9 @@ class Sandboxes:
         return os.pathsep.join([_PATH, *seen])
 
 
-def read_outcome(text: str, info: Mapping[str, Any], max_reward: float) -> AgentResult | AgentFailure:
+def read_outcome(
+    text: str, info: Mapping[str, Any], max_reward: float
+) -> AgentResult | AgentFailure:
     """Reads the result file of an episode's driver.
 
     Args:

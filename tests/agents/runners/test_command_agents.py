@@ -251,7 +251,8 @@ import queue, sys
 sys.path[:] = {path!r}
 from seeupo_jax.agents.calls import Access, AgentTask
 from seeupo_jax.agents.runners.command_agents import CommandAgents
-begun = "setsid sleep 1000 & helper=$(ps -o ppid= $(ps -o ppid= $PPID)); echo $! $$ $helper > {said};"
+begun = "setsid sleep 1000 & helper=$(ps -o ppid= $(ps -o ppid= $PPID));"
+begun += "echo $! $$ $helper > {said};"
 begun += "pwd >> {said}; mv {said} {said}.done;"
 words = ["sh", "-c", begun + "exec sleep 1000"]
 agents = CommandAgents(words, model="m", memory_mib=None, output_kib=1, max_reward=1)

@@ -250,7 +250,7 @@ def alive(pid):
 
 
 def wait_for(happened):
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while not happened():
         assert time.monotonic() < until
         time.sleep(0.02)
@@ -301,8 +301,6 @@ def test_everything_in_a_sandbox_ends_with_the_episode_and_with_a_killed_trainer
     program = TRAINER.format(path=path, tasks=str(tmp_path / "tasks"), command=command)
     trainer = subprocess.Popen([sys.executable, "-c", program])
     wait_for(lambda: len(sleepers(seconds)) == 2)
-    folders = [Path(f"/proc/{pid}/root").resolve() for pid in sleepers(seconds)]
-    assert folders
     trainer.kill()
     trainer.wait()
     wait_for(lambda: not sleepers(seconds))
