@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from seeupo_jax.agents.sandboxes import sandbox_entry
-from seeupo_jax.agents.sandboxes.sandbox_plan import PORT, PRIVATE, SandboxError, SandboxPlan
+from seeupo_jax.agents.sandboxes.sandbox_plan import ENTRY, PORT, PRIVATE, SandboxError, SandboxPlan
 
 _WAIT = ["sh", "-c", "echo; exec cat >/dev/null"]  # prints a line when the container runs
 _KILL_ALL = ["sh", "-c", "kill -9 -1"]  # all but the first process
@@ -45,7 +44,7 @@ class ContainerSandbox:
         ):
             place.mkdir()
             place.chmod(0o777)  # the image's user may be another one
-        shutil.copyfile(sandbox_entry.__file__, self.private / "entry.py")
+        shutil.copyfile(ENTRY, self.private / "entry.py")
         if self._plan.image is None and self._run("image", "inspect", self._plan.tag).returncode:
             self._check(*self.build_words(), limit_s=self._plan.build_timeout_s)
         self._container = subprocess.Popen(

@@ -18,8 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from seeupo_jax.agents.sandboxes import sandbox_entry
-from seeupo_jax.agents.sandboxes.sandbox_plan import PORT, PRIVATE, SandboxError, SandboxPlan
+from seeupo_jax.agents.sandboxes.sandbox_plan import ENTRY, PORT, PRIVATE, SandboxError, SandboxPlan
 
 PROGRAM = "bwrap"
 _FOLDERS = (
@@ -97,7 +96,7 @@ class LocalSandbox:
             (self._root / name).chmod(0o1777)
         for name, text in _WRITTEN.items():
             (self._root / "etc" / name).write_text(text)
-        shutil.copyfile(sandbox_entry.__file__, self.private / "entry.py")
+        shutil.copyfile(ENTRY, self.private / "entry.py")
         self._link()
         for source, target in self._plan.copies:
             self._copy(Path(source), self._root / target.lstrip("/"))

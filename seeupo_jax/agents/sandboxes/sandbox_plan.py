@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 VARIABLE = "SEEUPO_SANDBOX"  # by which the driver gets its plan, as JSON
 PRIVATE = "/.seeupo"  # where a sandbox has the task, the first program and the relay's socket
 
+ENTRY = Path(__file__).with_name("sandbox_entry.py")  # the first program in a sandbox
 PORT = 7411  # of the endpoint in a sandbox, the same in every run
 
 
