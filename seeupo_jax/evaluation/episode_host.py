@@ -15,8 +15,9 @@ from seeupo_jax.agents.agent_player import AgentHost
 from seeupo_jax.agents.agent_tasks import AgentTasks, misspelt_functions
 from seeupo_jax.agents.answer_form import AnswerForm, resolve_form
 from seeupo_jax.agents.calls import Access, Runner, Session
+from seeupo_jax.agents.harnesses.table import HARNESSES
 from seeupo_jax.agents.openai_server import OpenAIServer
-from seeupo_jax.agents.runners.command_agents import CommandAgents, split_command
+from seeupo_jax.agents.runners.command_agents import CommandAgents, agent_words
 from seeupo_jax.agents.runners.function_agents import FunctionAgents, load_function, open_clients
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.role_schema import POLICY, role_names
@@ -58,7 +59,7 @@ def check_host(config: Config) -> None:
 
         if agent.name is not None:
             open_clients()
-        _ = load_function(agent) if agent.name is not None else split_command(agent)
+        _ = load_function(agent) if agent.name is not None else _words(config)
         return _warn_of_names(f"config.agent.name: {agent.name}", misspelt_functions(agent))
     for name, options in _parts(env.name, env.options):
         _check_own_limit(name, options, env.timeout_s)
@@ -299,6 +300,7 @@ def build_host(
         form=form,
         timeout_s=agent.timeout_s,
         data=tasks.data,
+        volatile=() if agent.harness is None else HARNESSES[agent.harness].volatile,
         close_endpoint=endpoint.close,
     )
 
@@ -375,7 +377,8 @@ def _sampling_rules(
 
     rollout, agent = config.rollout, config.agent
     flags = {
-        "ignore": agent.ignore_sampling,
+        # A harness asks for what its authors chose, and cannot be told otherwise.
+        "ignore": agent.ignore_sampling or agent.harness is not None,
         "serves": serves,
         "constrains": serves or agent.constraints,
     }
@@ -391,9 +394,17 @@ def build_runner(config: Config) -> Runner:
     if agent.name is not None:
         return FunctionAgents(agent.name, load_function(agent), max_reward=most)
     return CommandAgents(
-        split_command(agent),
+        _words(config),
         model=MODEL,
         memory_mib=agent.memory_mib,
         output_kib=agent.output_kib,
         max_reward=most,
+    )
+
+
+def _words(config: Config) -> list[str]:
+    """The words of the agent's command line."""
+    rollout = config.rollout
+    return agent_words(
+        config.agent, max_context=rollout.max_context, max_answer=rollout.max_action_tokens
     )

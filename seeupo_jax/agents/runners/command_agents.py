@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
+from seeupo_jax.agents.harnesses.table import HARNESSES
 from seeupo_jax.agents.runners.agent_results import check_result
 from seeupo_jax.agents.runners.command_processes import RESULT, AgentExit
 from seeupo_jax.configuration.agent_schema import Agent
@@ -40,7 +41,25 @@ _REMOVED = ("ANTHROPIC_AUTH_TOKEN",)
 OnEnd = Callable[[AgentResult | AgentFailure], None]
 
 
-def split_command(agent: Agent) -> list[str]:
+def agent_words(agent: Agent, *, max_context: int, max_answer: int) -> list[str]:
+    """The words of the command line of `config.agent`: its own, or one that plays by its harness.
+
+    Args:
+      max_context: tokens of a conversation. max_answer: tokens of an answer.
+
+    Raises:
+      ValueError: as of `split_command`.
+    """
+    if agent.harness is None:
+        return split_command(str(agent.command))
+    program = HARNESSES[agent.harness].program
+    words = split_command(shlex.quote(program) if agent.command is None else agent.command)
+    # Its own arguments come before the last one, which `python_command` reads.
+    *python, path = python_command("seeupo_jax.agents.harnesses.play")
+    return [*python, agent.harness, str(max_context), str(max_answer), os.getcwd(), *words, path]
+
+
+def split_command(command: str) -> list[str]:
     """Splits `config.agent.command` into words; words that name a file here are made absolute.
 
     An agent runs in its own folder, in which `node my_agent.js` would not find its file.
@@ -48,7 +67,6 @@ def split_command(agent: Agent) -> list[str]:
     Raises:
       ValueError: quotes do not match, or there is no such program.
     """
-    command = str(agent.command)
     try:
         words = shlex.split(command)
     except ValueError as error:
