@@ -31,7 +31,9 @@ class Agent:
     command: str | None = checked(None, "a command line", lambda value: bool(value.strip()))
     """A command line without a shell, which is started once for each episode; with a harness, its
     program and further arguments; none: the harness's program on the PATH."""
-    harness: str | None = choice(None, *HARNESS_NAMES)
+    harness: str | None = checked(
+        None, f"one of {', '.join(HARNESS_NAMES)}", lambda value: value in HARNESS_NAMES
+    )
     """A coding agent that others wrote, started without a terminal for the instruction of each
     task; its tasks have an instruction and a check."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
