@@ -81,6 +81,9 @@ class Scripted:
     def usage(self):
         return {}
 
+    def seconds(self):
+        return {}
+
 
 def play(harness, folder, monkeypatch):
     """The trajectory of the task's episode, and what the policy said."""
