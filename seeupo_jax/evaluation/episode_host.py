@@ -381,6 +381,7 @@ def _sampling_rules(
         "ignore": agent.ignore_sampling or agent.harness is not None,
         "serves": serves,
         "constrains": serves or agent.constraints,
+        "without_media": agent.harness is not None,  # its tools read any file
     }
     if rollout.top_k == 1:
         return SamplingRules(0.0, **flags)
