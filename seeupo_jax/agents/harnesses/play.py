@@ -45,7 +45,7 @@ def main() -> None:
     home.mkdir()
     write_files(home, launch.files)
     env = {key: x for key, x in os.environ.items() if not key.startswith(_REMOVED)}
-    env |= {"HOME": str(home), **launch.env}
+    env |= {"HOME": str(home), "PWD": str(work), **launch.env}  # opencode works in PWD
     code = subprocess.run([*program, *launch.words], env=env).returncode
     _finish(task, work, code)
 

@@ -111,8 +111,10 @@ def test_settings_and_credentials_of_the_user_are_not_seen(program, tmp_path, mo
     left = tmp_path / "left"
     for name in ("CLAUDE_CODE_USE_BEDROCK", "ANTHROPIC_MODEL", "XDG_CONFIG_HOME", "QWEN_HOME"):
         monkeypatch.setenv(name, "the user's")
-    ends(program, TASK | {"instruction": f"env > {left}"})
-    seen = dict(line.split("=", 1) for line in left.read_text().splitlines() if "=" in line)
+    # As the program got them: `sh` corrects PWD, in which opencode works.
+    ends(program, TASK | {"instruction": f"cat /proc/$$/environ > {left}; pwd > {left}.pwd"})
+    seen = dict(each.split("=", 1) for each in left.read_text().split("\0") if "=" in each)
+    assert seen["PWD"] == Path(f"{left}.pwd").read_text().strip() != os.getcwd()
     assert "the user's" not in seen.values() and seen["HOME"] != os.environ["HOME"]
     assert seen["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:9"
     assert (seen["ANTHROPIC_API_KEY"], seen["ANTHROPIC_MODEL"]) == ("the-key", "policy")
