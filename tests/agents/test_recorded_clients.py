@@ -90,7 +90,7 @@ def test_both_steps_are_answered_and_the_second_holds_the_call(name, rules, endp
 
 
 def test_these_clients_are_recorded():
-    assert CLIENTS == ["ai", "claude_code", "codex", "opencode", "qwen_code"]
+    assert CLIENTS == ["ai", "claude_code", "codex", "mini_swe_agent", "opencode", "qwen_code"]
 
 
 # A tool's image as each API has it: what comes before it in the request, and the message itself.
