@@ -173,9 +173,11 @@ need() {
 
 # check_module_arguments ARGUMENT...: checks the module's arguments before anything is started.
 check_module_arguments() {
-    config='' workdir='' checkpoints='' checkpoint_group='' before=''
+    config='' workdir='' checkpoints='' checkpoint_group='' role='' port_set='' host_set='' before=''
     for argument in "$@"; do
-        [ "$before" != --override ] || argument=--override=$argument
+        case $before in
+            --override | --role) argument=$before=$argument ;;
+        esac
         before=$argument
         case $argument in
             --override=*) argument=--config.${argument#--override=} ;; # an equivalent form
@@ -185,6 +187,9 @@ check_module_arguments() {
 '*) fail "got an argument of several lines; allowed: one line each." ;;
             --config=?*) config=${argument#--config=} ;;
             --workdir=?*) workdir=${argument#--workdir=} ;;
+            --role=rollout) role=rollout ;;
+            --config.rollout.port=?*) port_set=1 ;;
+            --config.rollout.host=?*) host_set=1 ;;
             --config.checkpoint=*) checkpoints='' checkpoint_group=${argument#*=} ;;
             --config.checkpoint.directory=[Nn][Oo][Nn][Ee]) checkpoints='' checkpoint_group='' ;;
             --config.checkpoint.directory=*) checkpoints=${argument#*=} checkpoint_group='' ;;
@@ -207,6 +212,34 @@ this script does not read; allowed: its fields, as --config.checkpoint.directory
         *:/mnt/?* | --config*:gs://?*) ;;
         *) fail "$setting: got '$where', which is lost with the machine; allowed: a folder of a \
 bucket, /mnt/BUCKET/DIR, or --config.checkpoint.directory=gs://BUCKET/DIR." ;;
+    esac
+}
+
+# check_listening: checks that a trainer lets rollout workers of other machines in.
+check_listening() {
+    [ -z "$port_set" ] || [ -n "$role$host_set" ] || fail "--config.rollout.host: got nothing with \
+--config.rollout.port; allowed: an address that workers on other machines reach, such as 0.0.0.0."
+}
+
+# check_worker OPTION TYPE: with --role=rollout, checks that the process is alone on one host and
+# shares the trainer's folder. The largest host has 8 chips (v5e, v6e) or 8 TensorCores.
+# shellcheck disable=SC2154  # the script that sources it has the option --slices
+check_worker() {
+    [ -n "$role" ] || return 0
+    case $workdir in
+        /mnt/?*) ;;
+        *) fail "--workdir: got '$workdir' with --role=rollout; allowed: the trainer's, a folder of \
+a bucket, /mnt/BUCKET/DIR." ;;
+    esac
+    [ "$slices" -eq 1 ] || fail "--slices: got $slices with --role=rollout; allowed: 1, since each \
+worker has a name, and restarts, of its own."
+    number=${2##*-}
+    case $number in
+        '' | *[!0-9]*) ;;
+        *)
+            [ "$number" -le 8 ] || fail "$1: got '$2' with --role=rollout; allowed: one host, such \
+as v6e-8 or v5p-8, since every host is a worker of its own."
+            ;;
     esac
 }
 

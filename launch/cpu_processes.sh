@@ -26,6 +26,8 @@ shift "$parsed"
 check_module_arguments "$@"
 check_config_file
 whole_number -n "$processes"
+[ -z "$role" ] || [ "$processes" -eq 1 ] || fail "-n: got $processes with --role=rollout; allowed: 1, \
+since every rollout worker is a process of its own."
 whole_number --grace "$grace"
 [ -z "$devices" ] || whole_number --devices "$devices"
 [ -z "$port" ] || whole_number --port "$port"

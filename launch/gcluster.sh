@@ -14,6 +14,9 @@ usage: launch/gcluster.sh COMMAND --name=NAME [OPTION...]
 DIR must be in a bucket that --mount mounts as /mnt/BUCKET, or the checkpoints must be in a
 bucket: --config.checkpoint.directory=gs://BUCKET/DIR.
 
+With --role=rollout after --config, the job is a rollout worker of the run in DIR: one host, such as
+v6e-8. Every worker is a job with a name and restarts of its own.
+
   run      submit the job
   logs     follow its log
   status   list the job with its state
@@ -63,7 +66,7 @@ submit() {
         "--grace-period=${grace}s" ${mount:+"--mount=$mount"} \
         ${service_account:+"--service-account=$service_account"} ${queue:+"--queue=$queue"} \
         ${priority:+"--priority=$priority"} \
-        "--command=exec launch/on_host.sh run $(quote python -m "$module" "$@")" || {
+        "--command=exec launch/on_host.sh run ${role:+--alone }$(quote python -m "$module" "$@")" || {
         code=$?
         say "error: gcluster rejected the job; see the output above."
         exit "$code"
@@ -75,6 +78,8 @@ case $command in
         required --compute-type "$compute_type" v5p-64
         required --image "$image" us-docker.pkg.dev/my-project/images/seeupo_jax
         check_module_arguments "$@"
+        check_listening
+        check_worker --compute-type "$compute_type"
         check_kept
         need gcluster
         submit "$@"

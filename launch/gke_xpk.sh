@@ -84,6 +84,9 @@ case $command in
         required --tpu-type "$tpu_type" v5p-64
         required --image "$image" us-docker.pkg.dev/my-project/images/seeupo_jax
         check_module_arguments "$@"
+        check_listening
+        [ -z "$role" ] || fail "--role: got rollout; allowed: none, since jobset.sh and gcluster.sh \
+start rollout workers."
         check_kept
         need xpk
         submit "$@"

@@ -8,8 +8,10 @@ stopped_code=143 # a run that saved and ended after SIGTERM
 
 usage() {
     cat <<END
-usage: launch/on_host.sh run [--code FILE] COMMAND...   run the command and forward SIGTERM to it
-       launch/on_host.sh start COMMAND...   run it in the background; log: $state/log
+usage: launch/on_host.sh run [--code FILE] [--alone] COMMAND...
+                                            run the command and forward SIGTERM to it
+       launch/on_host.sh start [--alone] COMMAND...
+                                            run it in the background; log: $state/log
        launch/on_host.sh follow [LINES]     show the log (its last LINES) until the run ends
        launch/on_host.sh code               print its exit code, or: running, lost, none
        launch/on_host.sh stop [SECONDS]     send SIGTERM and wait until the run ends
@@ -19,6 +21,7 @@ usage: launch/on_host.sh run [--code FILE] COMMAND...   run the command and forw
 
 If a command ends with 0 after SIGTERM, it was only stopped: the exit code is then $stopped_code, so
 that the platform starts it again. With --code this number is written to FILE, and run ends with 0.
+With --alone it uses the devices of this host, whatever the platform says of other hosts.
 END
 }
 
@@ -29,10 +32,17 @@ fail() {
 
 run() {
     file='' stopped=''
-    if [ "${1-}" = --code ]; then
-        file=${2:?}
-        shift 2
-    fi
+    while :; do
+        case ${1-} in
+            --code)
+                file=${2:?}
+                shift
+                ;;
+            --alone) leave_cluster ;;
+            *) break ;;
+        esac
+        shift
+    done
     [ $# -gt 0 ] || fail "run: got no command; allowed: one."
     pid=''
     trap 'stopped=${stopped}1; test -z "$pid" || kill -TERM "$pid" 2>/dev/null || true' TERM INT HUP
@@ -53,6 +63,14 @@ run() {
     echo "$reported" >"$file.new"
     mv "$file.new" "$file"
     exit "$code"
+}
+
+# leave_cluster: removes what makes JAX and libtpu wait for other hosts. On GKE, libtpu needs the names
+# of a slice's hosts, also of a slice of one host.
+leave_cluster() {
+    unset MEGASCALE_COORDINATOR_ADDRESS MEGASCALE_NUM_SLICES MEGASCALE_SLICE_ID MEGASCALE_PORT \
+        TPU_PROCESS_ADDRESSES
+    [ -z "${TPU_WORKER_HOSTNAMES-}" ] || export TPU_WORKER_HOSTNAMES=localhost TPU_WORKER_ID=0
 }
 
 code() {

@@ -1,9 +1,13 @@
 #!/bin/sh
-# The batch script of gpu_slurm.sh: slurm_job.sh CODES COMMAND...
+# The batch script of gpu_slurm.sh: slurm_job.sh CODES [--alone] COMMAND...
 # Runs the command on every node, and requeues the job if it was stopped before its end.
 # CODES.JOB.0, CODES.JOB.1, ... are files with the nodes' exit codes; 143: saved after SIGTERM.
+# --alone: of on_host.sh.
 set -eu
-codes=$1.$SLURM_JOB_ID
+job=$SLURM_JOB_ID
+# One task of an array has the array's number, by which Slurm would take all tasks.
+[ -z "${SLURM_ARRAY_TASK_ID-}" ] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+codes=$1.$job
 shift
 rm -f "$codes".*
 
@@ -17,7 +21,7 @@ fi
 [ -z "${SLURM_CPUS_PER_TASK-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 # Slurm signals only this script before the time limit, so it forwards the signal to the step.
 stopped='' step=''
-trap 'stopped=${stopped}1; test -z "$step" || scancel --signal=TERM "$SLURM_JOB_ID"' TERM
+trap 'stopped=${stopped}1; test -z "$step" || scancel --signal=TERM "$job"' TERM
 srun --kill-on-bad-exit=1 sh -c \
     "exec launch/on_host.sh run --code \"\$0.\$SLURM_PROCID\" \"\$@\"${number-}" "$codes" "$@" &
 step=$!
@@ -32,9 +36,9 @@ trap '' TERM
 
 if [ -n "$stopped" ] || grep -qsx 143 "$codes".*; then
     # A cancelled job is no longer RUNNING, and is not requeued.
-    if [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
-        echo "slurm_job: stopped before its end; job $SLURM_JOB_ID is requeued"
-        scontrol requeue "$SLURM_JOB_ID"
+    if [ "$(squeue --noheader --jobs="$job" --format=%T)" = RUNNING ]; then
+        echo "slurm_job: stopped before its end; job $job is requeued"
+        scontrol requeue "$job"
     fi
 fi
 exit "$code"

@@ -26,6 +26,9 @@ usage: launch/tpu_vm.sh COMMAND --name=NAME --zone=ZONE [OPTION...]
   resume   after a preemption: delete, create, install, run; training resumes from its checkpoint
   delete   delete the TPU
 
+With --role=rollout after --config, the TPU is a rollout worker of the run in DIR: one host, such as
+v6e-8. Every worker has a name, a TPU and restarts of its own.
+
   --name NAME               name of the queued resource and its TPU
   --zone ZONE               zone, such as us-east5-a
   --project PROJECT         (default: gcloud's)
@@ -95,6 +98,8 @@ case $command in
             /*) fail "--config: got '$config'; allowed: a path relative to the checkout." ;;
         esac
         [ -n "$git" ] || check_config_file
+        check_listening
+        check_worker --accelerator-type "$accelerator_type"
         # The machine may be lost, or this command may delete it.
         [ -z "$spot$keep_alive$delete_when_done" ] && [ "$command" != resume ] || check_kept
         [ "$needs" = run ] || check_mounted
@@ -165,7 +170,7 @@ start() {
     mount=''
     [ -z "$bucket" ] || mount="launch/on_host.sh mount $bucket && "
     trains=$(quote .venv/bin/python -m "$module" "$@")
-    on_all "cd seeupo_jax && ${mount}launch/on_host.sh start $trains" || {
+    on_all "cd seeupo_jax && ${mount}launch/on_host.sh start ${role:+--alone }$trains" || {
         say "error: training was not started on every host; see the output above."
         return 1
     }

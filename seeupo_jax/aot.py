@@ -22,7 +22,7 @@ from seeupo_jax.configuration.flags import Flags, names, output_file
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import file_sentences, sentence_errors
-from seeupo_jax.instruments.aot.tune import in_setup, tune, with_fields
+from seeupo_jax.instruments.aot.tune import tune, with_fields
 from seeupo_jax.parallel.program_cache import keep_no_programs
 from seeupo_jax.planning.aot.measure import CompiledFigures, measure
 from seeupo_jax.planning.aot.report import Report
@@ -91,7 +91,7 @@ def _tuned(setup: Setup, file: Path) -> tuple[Setup, dict[str, CompiledFigures]]
     write_json(file, layouts | {str(setup.topology): tuned.fields})
     print(f"wrote {file}: {setup.topology}: {json.dumps(tuned.fields)}\n")
     setup = prepare(with_fields(setup.given, tuned.fields), setup.topology)
-    return setup, {each.kind: each for each in in_setup(setup, tuned.figures.values())}
+    return setup, tuned.figures
 
 
 def _command(arguments: Sequence[str]) -> str:

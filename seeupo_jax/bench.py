@@ -8,15 +8,17 @@
     python -m seeupo_jax.bench serving   [--model=tiny] [--clients=1,8,32] [--json=OUT]
     python -m seeupo_jax.bench agents    [--model=tiny] [--tasks=16] [--json=OUT]
     python -m seeupo_jax.bench processes [--model=tiny] [--processes=1,2,4] [--json=OUT]
+    python -m seeupo_jax.bench asynchronous [--ways=synchronous,devices,workers] [--json=OUT]
     python -m seeupo_jax.bench all       [--suite=cpu] [--results=docs/benchmarks]
     python -m seeupo_jax.bench report    [--results=docs/benchmarks] [--output=docs/benchmarks.md]
     python -m seeupo_jax.bench estimates [--json=OUT]
     python -m seeupo_jax.bench accelerator --out=DIR [--minutes=30] [--rehearse]
 
-The first eight measure; each has `--help`. `gain` scores reference answers behind every turn, as
+The first nine measure; each has `--help`. `gain` scores reference answers behind every turn, as
 branches of one pass and by a pass for each; it needs no PyTorch. `serving` compares `seeupo-serve`
 with `transformers`, and `agents` rollouts with and without the endpoint. `processes` compares
-several processes with one on the same work, by the time that their devices idle. `all` runs the
+several processes with one on the same work, by the time that their devices idle. `asynchronous`
+compares synchronous with asynchronous collection where environments are slow. `all` runs the
 measurements of the page (`--suite=accelerator`: for a GPU or a TPU), except those that have figures
 already, and then `report`, which writes the page from the existing figures. `estimates` compares
 the seconds that `aot` estimates for programs on this machine's CPU with those that they take.
@@ -44,6 +46,7 @@ from seeupo_jax.display.terminal import safe_output  # noqa: E402
 from seeupo_jax.errors import file_sentences, sentence_errors  # noqa: E402
 from seeupo_jax.instruments.bench import estimates, gain, suites, supervised_steps  # noqa: E402
 from seeupo_jax.instruments.bench.accelerator import accelerator_command as accelerator  # noqa: E402
+from seeupo_jax.instruments.bench.asynchronous import asynchronous_comparison
 from seeupo_jax.instruments.bench.processes import process_comparison  # noqa: E402
 from seeupo_jax.instruments.bench.serving import agent_rollout, served_requests  # noqa: E402
 from seeupo_jax.trajectories.json_lines import write_json  # noqa: E402
@@ -56,6 +59,7 @@ BENCHMARKS = {
     "gain": gain.run,
 }
 OTHERS = {
+    "asynchronous": (asynchronous_comparison.add_flags, asynchronous_comparison.run),
     "agents": (agent_rollout.add_flags, agent_rollout.run),
     "processes": (process_comparison.add_flags, process_comparison.run),
     "serving": (served_requests.add_flags, served_requests.run),

@@ -73,8 +73,8 @@ class Section:
 class Setting(NamedTuple):
     """The other options that an option has to go with.
 
-    turns: at most, of a trajectory. ahead: whether the policy before samples. teacher: whether the
-    reference policy is a teacher.
+    turns: at most, of a trajectory. ahead: whether the policy before samples and ratios are to it.
+    teacher: whether the reference policy is a teacher.
     """
 
     algorithm: Any

@@ -3,12 +3,15 @@
 python -m seeupo_jax.serve --config=FILE.py [--config.FIELD=VALUE ...]
     [--workdir=DIR [--step=latest|best|N] [--weights=ema|trained] | --model=FOLDER]
     [--host=127.0.0.1] [--port=8000] [--cors=ORIGIN,...] [--temperature=T] [--ignore_sampling]
+    [--weight_updates=FOLDER]
 
 The policy is a checkpoint of the run in DIR, a model folder's, or the one that the configuration
 starts from. Of the configuration `model`, `lora`, `chat`, `mesh`, `rollout` and `agent.tool_format`
 say how it answers: with at most rollout.max_action_tokens, in conversations of at most
 rollout.max_context tokens, to rollout.concurrency calls at once. The key is SEEUPO_API_KEY of the
-environment, or one that is made and printed. See docs/serving.md.
+environment, or one that is made and printed. With --weight_updates whoever has the key may have
+the weights of folders below FOLDER served instead, as a training run does whose rollout.engine is
+openai. See docs/serving.md.
 """
 
 # Types of jax's own functions are partly unknown.
@@ -19,6 +22,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import ipaddress
 import logging
 import os
@@ -31,7 +35,8 @@ from typing import NamedTuple
 
 from seeupo_jax.agents.answer_form import AnswerForm, resolve_form
 from seeupo_jax.agents.calls import Access, is_header_value
-from seeupo_jax.agents.serving import ServingSession
+from seeupo_jax.agents.control import Control
+from seeupo_jax.agents.serving import DEFAULT_VERSION, ServingSession
 from seeupo_jax.cli.command_line import add_run_flags, log_to_stderr, prepare_xla, read_config
 from seeupo_jax.configuration.flags import Flags, Wrong, integer
 from seeupo_jax.configuration.schema import Config, WarmStart
@@ -42,6 +47,7 @@ from seeupo_jax.evaluation.episode_host import check_endpoint, make_endpoint
 from seeupo_jax.evaluation.policy_sources import PolicySource, run_policy
 from seeupo_jax.parallel.stop_signal import StoppedCompiling, StopRequest
 from seeupo_jax.policy_io.policy_folder import STEP, WEIGHTS, check_trained, saved_weights
+from seeupo_jax.policy_io.served_weights import load_weights
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.training.checks import check_sampling
 
@@ -66,6 +72,13 @@ def _origins(value: str) -> tuple[str, ...]:
     return origins
 
 
+def _folder(value: str) -> Path:
+    """A folder that is there."""
+    if not (folder := Path(value)).is_dir():
+        raise Wrong(value, "a folder that is there")
+    return folder
+
+
 def _flags() -> Flags:
     flags = Flags("serve", __doc__)
     add_run_flags(flags, required=False)
@@ -82,6 +95,8 @@ def _flags() -> Flags:
                _temperature)  # fmt: skip
     flags.switch("ignore_sampling", "ignore fields of requests that cannot be honoured; default:"
                  " refuse such requests.", default=None)  # fmt: skip
+    flags.flag("weight_updates", "a folder; requests may have the weights of folders below it"
+               " served, as SGLang's and vLLM's do; default: none may.", _folder)  # fmt: skip
     return flags
 
 
@@ -169,9 +184,13 @@ def _load(config: Config, source: _Source) -> contextlib.AbstractContextManager[
 
 
 def _begin(
-    config: Config, source: PolicySource, form: AnswerForm, stop: StopRequest
+    config: Config,
+    source: PolicySource,
+    form: AnswerForm,
+    stop: StopRequest,
+    version: str = DEFAULT_VERSION,
 ) -> ServingSession:
-    """A policy in an engine that is compiled and has begun.
+    """A policy in an engine that is compiled and has begun; version: the name of its weights.
 
     Raises:
       StoppedCompiling: the command was asked to stop meanwhile.
@@ -184,14 +203,31 @@ def _begin(
     engine, rollout = source.engine, config.rollout
     assert isinstance(engine, SlotEngine)
     engine.compile(source.params, between)
-    engine.begin(source.params, seed=config.seed, iteration=0)
+    engine.begin(source.params, seed=config.seed, version=0)
     return ServingSession(
         engine,
         source.tokenizer,
         form,
         max_action_tokens=rollout.max_action_tokens,
         max_context=rollout.max_context,
+        version=version,
     )
+
+
+def _controls(
+    config: Config, source: PolicySource, serving: ServingSession, root: Path | None, place: Path
+) -> Sequence[Control]:
+    """The requests that update the weights by folders below a root; None: there are none."""
+    if root is None:
+        return ()
+    from seeupo_jax.agents.weight_updates import WeightUpdates  # needs the extra `agents`
+
+    assert source.policy is not None, "it is no server's"
+    load = functools.partial(load_weights, config, source.policy)
+    updates = WeightUpdates(
+        serving, root, load, on_swap=config.rollout.on_swap, model_path=str(place)
+    )
+    return updates.controls
 
 
 def _name(place: Path) -> str:
@@ -223,10 +259,17 @@ def _answer(config: Config, source: _Source, given: argparse.Namespace) -> None:
         stop = stack.enter_context(StopRequest())
         policy = stack.enter_context(_load(config, source))
         form = resolve_form(config.agent, policy.tokenizer)
-        serving = _begin(config, policy, form, stop)
-        metrics = serving.metrics.text
+        version = DEFAULT_VERSION if source.workdir is None else str(policy.iteration)
+        serving = _begin(config, policy, form, stop, version)
+        policy = policy._replace(params=None)  # the engine lets go of them at an update
         endpoint = make_endpoint(
-            config, name, form, serves=True, origins=given.cors, metrics=metrics
+            config,
+            name,
+            form,
+            serves=True,
+            origins=given.cors,
+            metrics=serving.metrics.text,
+            controls=_controls(config, policy, serving, given.weight_updates, place),
         )
         endpoint.start(given.host, given.port)
         stack.callback(endpoint.close)

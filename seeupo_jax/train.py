@@ -1,10 +1,15 @@
 """Training: a warm start if there is no policy yet, then reinforcement learning (SeeUPO).
 
     python -m seeupo_jax.train --config=FILE.py [--config.FIELD=VALUE ...] --workdir=DIR [--explain]
+    python -m seeupo_jax.train --role=rollout --config=FILE.py --workdir=DIR [--trainer=HOST:PORT]
 
 --explain prints what would run, and runs nothing; with --devices=64 --device_memory=95GiB it does
 so for devices, a model and benchmark files that need not be on this machine. Rerunning the command
 of a stopped run resumes it from its last checkpoint and reproduces the same results.
+
+--role=rollout samples for a trainer whose config.rollout.port is set, until its run is over. The
+folder is the trainer's, where the two share one; else it is of this machine, and --trainer says
+where the trainer is.
 """
 
 # Types of jax's own functions are partly unknown.
@@ -12,6 +17,7 @@ of a stopped run resumes it from its last checkpoint and reproduces the same res
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +27,7 @@ from pathlib import Path
 
 import jax
 
+from seeupo_jax.agents.server_pool import NoServerLeft
 from seeupo_jax.checkpoint import Checkpoints, exclusive_run, find_directory
 from seeupo_jax.cli.command_line import (
     add_cluster_flags,
@@ -38,7 +45,7 @@ from seeupo_jax.cli.command_line import (
     run_file_errors,
     run_folder,
 )
-from seeupo_jax.configuration.flags import Flags
+from seeupo_jax.configuration.flags import Flags, one_of, positive
 from seeupo_jax.configuration.loading import ConfigSource, load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import ProgressDisplay
@@ -50,6 +57,7 @@ from seeupo_jax.evaluation.evaluation import is_due, is_evaluated
 from seeupo_jax.metrics.history import History, read_history
 from seeupo_jax.metrics.run_manifest import UNKNOWN_LAUNCH, Launch
 from seeupo_jax.parallel.cluster import exit_on_error
+from seeupo_jax.parallel.mesh import training_mesh
 from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
 from seeupo_jax.planning.explain.explain_training import explain_training
 from seeupo_jax.planning.explain.explanation import EXPLAIN, print_explanation
@@ -57,11 +65,17 @@ from seeupo_jax.planning.planned_devices import add_planned_flags, plan_devices
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.resume_check import score_conditions
+from seeupo_jax.rollout.asynchronous.work_client import TrainerLost
 from seeupo_jax.supervised.warm_starting import start_policy
 from seeupo_jax.training.callbacks import Callback, check_callbacks, notify_callbacks
 from seeupo_jax.training.checks import check_config, check_planned, prepare_run
+from seeupo_jax.training.rollout_role import PATIENCE_S, check_rollout, run_rollout
 from seeupo_jax.training.run import Run, begin_run
 from seeupo_jax.training.run_checkpoints import RunState
+
+# Flags of one role only.
+_OF_TRAINER = ("explain", "coordinator", "process_id", "num_processes", "devices", "device_memory")
+_OF_ROLLOUT = ("trainer", "patience")
 
 
 @dataclass(frozen=True)
@@ -158,7 +172,8 @@ def _train(
         ProgressDisplay(config.iterations, display, shown=jax.process_index() == 0) as progress,
     ):
         with preparing():
-            config, plan = choose_remat(config)
+            mesh = training_mesh(config)
+            config, plan = choose_remat(config, mesh)
             if plan is not None:
                 progress.log(str(plan))
             try:
@@ -166,7 +181,7 @@ def _train(
             except Stopped as stopped:
                 progress.log(f"stopped {stopped}; rerun the command to start it again")
                 return request.why
-            policy, params = build.load_policy(config, start)
+            policy, params = build.load_policy(config, start, mesh)
             run, state = begin_run(
                 config, workdir, progress, request, policy, params, launch, callbacks
             )
@@ -218,7 +233,33 @@ def _flags() -> Flags:
     add_cluster_flags(flags)
     flags.switch("explain", EXPLAIN)
     add_planned_flags(flags)
+    flags.flag("role", "what this process does: train, or rollout, to sample for a trainer.",
+               one_of("train", "rollout"), default="train")  # fmt: skip
+    flags.flag("trainer", "HOST:PORT of the trainer, with --role=rollout and a folder that the two"
+               " do not share; SEEUPO_ROLLOUT_KEY is its key.")  # fmt: skip
+    flags.flag("patience", "seconds for which the trainer may be away, with --role=rollout;"
+               f" default: {PATIENCE_S:g}.", positive)  # fmt: skip
     return flags
+
+
+def _check_role(given: argparse.Namespace) -> None:
+    """ValueError: a flag that does not go with the role."""
+    samples = given.role == "rollout"
+    for name in _OF_TRAINER if samples else _OF_ROLLOUT:
+        value = getattr(given, name)
+        if value not in (None, False):
+            allowed = "none, since it samples by itself" if samples else "with --role=rollout"
+            raise ValueError(f"--{name}: got {value} with --role={given.role}; allowed: {allowed}.")
+
+
+def _sample(given: argparse.Namespace) -> None:
+    """Samples for a trainer, as a process of its own."""
+    with sentence_errors(), sentence_errors((TrainerLost, ServerFull, NameTaken), code=1):
+        config = read_config(given)
+        prepare_xla(small=build.is_small_policy(config))
+        check_rollout(config, given.trainer)
+        patience_s = PATIENCE_S if given.patience is None else given.patience
+        run_rollout(config, given.workdir, trainer=given.trainer, patience_s=patience_s)
 
 
 @safe_output()
@@ -226,7 +267,11 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     with sentence_errors():
         given = _flags().read(arguments[1:])
+        _check_role(given)
     log_to_stderr()
+    if given.role == "rollout":
+        with file_sentences():
+            return _sample(given)
     with exit_on_error(), file_sentences():
         with sentence_errors():
             planned = plan_devices(given)
@@ -247,7 +292,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             check_places(config, workdir)
             check_shared_places(config, workdir)
         launch = Launch.of_command("train", given.config)
-        with sentence_errors((NotLearning, ServerFull, NameTaken), code=1):
+        with sentence_errors((NotLearning, ServerFull, NoServerLeft, NameTaken), code=1):
             result = run_training(config, workdir, launch=launch, preparing=sentence_errors)
         if jax.process_index() == 0 and result.stopped is None:
             split, display = config.evaluation.split, config.telemetry.display

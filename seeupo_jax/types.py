@@ -28,6 +28,7 @@ import numpy as np
 CONTEXT = -1  # the value of `turn_L` at tokens that no turn sampled
 UNCHOSEN = "unchosen"  # the stop of a candidate that another one was preferred to
 HISTORY = "history"  # a key of an assistant's message that the policy has not sampled
+UNKNOWN_VERSION = -1  # of a token's policy; at context, too
 NO_TARGET = -1  # the value of `target_MRX` where nothing is predicted
 
 
@@ -42,6 +43,8 @@ class Segment:
     expert_LG: experts that the sampler's routers chose for each token, of `Routing.dtype`; its
       `unknown` for tokens that it did not compute, after the last action. None: not recorded.
     role: whose conversation it is; "": of the only one.
+    version_L: int32, sweeps that the policy which sampled the token had behind it, and
+      `UNKNOWN_VERSION` at context. None: all as `policy_version` of the trajectory says.
     """
 
     tokens_L: np.ndarray
@@ -49,12 +52,21 @@ class Segment:
     logp_L: np.ndarray
     expert_LG: np.ndarray | None = None
     role: str = ""
+    version_L: np.ndarray | None = None
 
     def until(self, end: int) -> Segment:
         """The segment up to so many tokens."""
         arrays = self.tokens_L[:end], self.turn_L[:end], self.logp_L[:end]
         expert_LG = None if self.expert_LG is None else self.expert_LG[:end]
-        return Segment(*arrays, expert_LG, self.role)
+        version_L = None if self.version_L is None else self.version_L[:end]
+        return Segment(*arrays, expert_LG, self.role, version_L)
+
+    def versions(self, policy_version: int | None) -> np.ndarray:
+        """`version_L`, by default of a trajectory of this version; None: unknown. int32 [L]."""
+        if self.version_L is not None:
+            return self.version_L
+        version = UNKNOWN_VERSION if policy_version is None else policy_version
+        return np.where(self.turn_L == CONTEXT, UNKNOWN_VERSION, version).astype(np.int32)
 
 
 class RewardRow(NamedTuple):
@@ -129,7 +141,8 @@ class Trajectory:
     group: index of the task within the iteration; members of a group start from the same state.
     stop: done | max_turns | max_tokens | env_error | timeout | unchosen (a candidate of a turn that
       another one was preferred to: its last action was not executed).
-    policy_version: sweeps that the policy which sampled it had behind it; None: unknown.
+    policy_version: sweeps that the policy which began to sample it had behind it; None: unknown.
+      `Segment.version_L` has that of every token.
     timeout_counts: it stopped with `timeout` and counts all the same (env.timeout_as=zero_reward).
     parent: place in its group, from 0, of an earlier trajectory that it continues; None: of none.
     fork: how many of its first turns are its parent's; it has their tokens, too.
@@ -302,8 +315,7 @@ class TurnBatch(NamedTuple):
     advantage_PA: float32.
     logp_PA: float32, log-probabilities under the parameters that the step begins from, with actions
       of several turns; right only where it matters: at actions that lie in several spans.
-    start_logp_PA, sampler_logp_PA: float32, log-probabilities under the parameters that sampled, by
-      the trainer's pass and as the sampler recorded them; with importance weights.
+    importance_PA: float32, the weight against the token's sampler; with importance weights.
     action_PA: int32, which of the span's actions it belongs to; with order=parallel.
     drift_sign_PA: float32, 1, -1 or 0, times log s the penalty; with KL-Cov.
     clip_scale_PA: float32, what the clip range of its turn is multiplied by; with an estimator that
@@ -330,8 +342,7 @@ class TurnBatch(NamedTuple):
     ref_logp_PA: jax.Array | None = None
     logp_PA: jax.Array | None = None
     advantage_PA: jax.Array | None = None
-    start_logp_PA: jax.Array | None = None
-    sampler_logp_PA: jax.Array | None = None
+    importance_PA: jax.Array | None = None
     action_PA: jax.Array | None = None
     value_PA: jax.Array | None = None
     returns_PA: jax.Array | None = None

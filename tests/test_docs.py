@@ -26,6 +26,7 @@ from seeupo_jax.policy.families import FAMILIES
 from seeupo_jax.supervised.conversation_sources import open_conversations
 from seeupo_jax.supervised.sft_config import check_sft
 from seeupo_jax.training.checks import check_config, check_planned
+from seeupo_jax.training.rollout_role import check_rollout
 from seeupo_jax.trajectories import reader
 from seeupo_jax.trajectories.trajectory_record import to_record
 from seeupo_jax.types import Trajectory
@@ -93,6 +94,18 @@ def test_a_command_names_a_config_and_fields_that_pass_every_check(line, with_de
     with_devices(int(processes[1] if processes else 1) * int(devices[1] if devices else 1))
     check = check_planned if "--device_memory=" in line else check_config
     check(config_of(line))
+
+
+WORKERS = [line for line in trainings() if line.endswith(" --role=rollout")]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("line", WORKERS)
+def test_a_workers_command_is_its_trainers_with_a_role(line, with_devices):
+    with_devices(1)
+    of_trainers = {other[other.index("--config=") :] for other in trainings()}
+    assert line[line.index("--config=") :].removesuffix(" --role=rollout") in of_trainers
+    check_rollout(config_of(line), None)
 
 
 TUNINGS = [line for line in trainings() if "seeupo_jax.sft" in line]

@@ -287,21 +287,21 @@ def test_old_policy_turn_restarts_every_ratio_at_one():
     assert abs(run(scale="none", kl_coef=0.0).steps[1].loss - second.loss) > 1e-4
 
 
-def test_importances_by_hand():
-    segment = twin.Segment([1, 2, 3, 4], [-1, 0, 0, 0], np.log([1.0, 0.2, 0.4, 0.8]))
-    action, _ = twin.step_actions([twin.Trajectory([segment], 0.0, 0)] * 2, [0])
-    start = [np.log([0.4, 0.2, 0.8])]  # quotients 2, 1/2 and 1
-    expected = {"geometric": [1.0] * 3, "product": [1.0] * 3, "token": [1.5, 0.5, 1.0]}
-    for ratio, weights in expected.items():
-        options = dataclasses.replace(
-            OPTIONS, ratio=ratio, importance={"clip": 1.5, "level": "sequence"}
-        )
-        (result,) = twin.importances(start, [action], options)
-        np.testing.assert_allclose(result, weights, rtol=1e-12)
-    for level, weight in {"sequence": 8.0, "geometric": 2.0}.items():
-        options = dataclasses.replace(OPTIONS, importance={"clip": 9.0, "level": level})
-        (result,) = twin.importances([start[0] + np.log([2, 2, 2])], [action], options)
-        np.testing.assert_allclose(result, [weight] * 3, rtol=1e-12)
+def test_importance_of_tokens_by_hand():
+    odds_A = np.array([2.0, 0.5, 4.0])  # their product is 4, its root 4^(1/3)
+    root = 4 ** (1 / 3)
+    cases = [
+        ({"clip": 9.0}, (4.0, True)),
+        ({"clip": 3.0}, (3.0, True)),
+        ({"clip": 9.0, "level": "geometric"}, (root, True)),
+        ({"clip": 3.0, "method": "mask"}, (0.0, False)),
+        ({"clip": 9.0, "method": "mask", "low": 3.0}, (4.0, True)),
+        ({"clip": 9.0, "method": "mask", "low": 5.0}, (0.0, False)),
+        ({"clip": 9.0, "method": "reject", "low": 3.0}, (1.0, True)),
+        ({"clip": 1.5, "method": "reject", "level": "geometric"}, (0.0, False)),
+    ]
+    for options, wanted in cases:
+        np.testing.assert_allclose(twin.importance_of(odds_A, options), wanted, rtol=1e-12)
 
 
 def test_a_turn_that_nobody_has_takes_no_step():

@@ -265,7 +265,7 @@ def test_a_server_begins_with_the_configured_seed_and_form_of_tool_calls():
     form = resolve_form(config.agent, policy.tokenizer)
     assert form == AnswerForm(choose_format("llama"), thoughts_apart=True)
     serving = serve._begin(config, policy, form, SimpleNamespace(asked=False))
-    assert policy.engine.began == {"seed": 7, "iteration": 0}
+    assert policy.engine.began == {"seed": 7, "version": 0}
     assert serving._form is form
 
 
@@ -288,6 +288,9 @@ def refusal(capsys, *arguments):
 REFUSED = {
     "--temperature: got '-1'; allowed: 0, which takes the likeliest": ["--temperature=-1"],
     "--temperature: got '0.001'; allowed: 0, which": ["--temperature=0.001"],
+    "--weight_updates: got 'missing'; allowed: a folder that is there": [
+        "--weight_updates=missing"
+    ],
     "--step: got 'best'; allowed: with --workdir": ["--step=best"],
     "--weights: got 'ema'; allowed: with --workdir": ["--weights=ema"],
     "--model: got 'x' with --workdir; allowed: one of the two": ["--model=x", "--workdir=runs"],

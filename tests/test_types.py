@@ -72,3 +72,13 @@ def test_the_first_tokens_of_a_segment_keep_their_record():
     assert (cut.tokens_L.tolist(), cut.turn_L.tolist()) == ([0, 1], [-1, 0])
     assert (cut.logp_L.tolist(), cut.expert_LG.tolist()) == ([0, 1], [[0, 1], [2, 3]])
     assert Segment(*arrays).until(2).expert_LG is None
+    version_L = np.array([-1, 3, 3, 4], np.int32)
+    assert Segment(*arrays, version_L=version_L).until(2).version_L.tolist() == [-1, 3]
+
+
+def test_tokens_without_versions_are_of_their_trajectorys():
+    arrays = np.arange(3), np.array([-1, 0, 1]), np.zeros(3)
+    assert Segment(*arrays).versions(5).tolist() == [-1, 5, 5]
+    assert Segment(*arrays).versions(None).tolist() == [-1, -1, -1]
+    own_L = np.array([-1, 2, 3], np.int32)
+    assert Segment(*arrays, version_L=own_L).versions(5).tolist() == [-1, 2, 3]

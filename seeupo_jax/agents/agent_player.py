@@ -221,7 +221,7 @@ class AgentPlayer:
             split=split,
             data=copy.deepcopy(self._host.data(request.task_id, split)),  # agents may change it
             seed=options.seed,
-            episode_seed=request.episode_seed(seed=options.seed, iteration=options.iteration),
+            episode_seed=request.episode_seed(options.seed),
             max_turns=self._rollout.max_turns,
         )
 
@@ -258,9 +258,8 @@ class AgentPlayer:
         completion = turn.sampled.complete(
             action, prompt_tokens=prompt_tokens, cached_tokens=action.cached
         )
-        episode.lineages.act(
-            turn.turn, action.tokens, action.logp, completion.message, action.experts
-        )
+        of_tokens = action.experts, action.version_L
+        episode.lineages.act(turn.turn, action.tokens, action.logp, completion.message, *of_tokens)
         episode.remove_turn(turn, answered=True)
         turn.waiting.finish(completion)
 
@@ -399,6 +398,7 @@ class AgentPlayer:
                 ),
                 role=call.role,
                 shard=request.shard,
+                iteration=request.iteration,
             )
         )
 

@@ -72,13 +72,22 @@ class EchoedContext(NamedTuple):
     top: tuple[tuple[tuple[bytes, float], ...], ...] = ()
 
 
+class VersionSpan(NamedTuple):
+    """The weights that sampled the tokens from `start` to before `end`, by their name."""
+
+    version: str
+    start: int
+    end: int
+
+
 @dataclass(frozen=True)
 class Completion:
     """A sampled assistant message.
 
     text: of the whole action, up to a stop string, with the `<think>` of a header that opens
       thoughts if these are apart; content and calls: its content and tool calls.
-    finish: stop | length | tool_calls. One that was cut may have calls, those that were complete.
+    finish: stop | length | tool_calls | abort. One that was cut may have calls, those that were
+      complete; one whose sampling was aborted may have no token.
     pieces: UTF-8 bytes of each token of the action; logp: log-probability of each, in nats, under
       the sampling distribution; at a server, as of `Action`.
     prompt_tokens: tokens of the context; cached_tokens: those of them that were in the cache.
@@ -86,7 +95,8 @@ class Completion:
     thoughts: "" if there are none, or they are part of the content.
     top: of each token, the likeliest ones with their log-probabilities; empty: not asked for.
     context: that it continues, where the call asks for it.
-    tokens: ids of the pieces.
+    tokens: ids of the pieces. prompt: ids of the context. At a server only.
+    versions: the weights that sampled the tokens. At a server only.
     """
 
     text: str
@@ -102,6 +112,8 @@ class Completion:
     top: tuple[tuple[tuple[bytes, float], ...], ...] = ()
     context: EchoedContext | None = None
     tokens: tuple[int, ...] = ()
+    prompt: Sequence[int] = ()
+    versions: tuple[VersionSpan, ...] = ()
 
     @property
     def message(self) -> HistoryMessage:

@@ -11,7 +11,7 @@ import logging
 import secrets
 import socket
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from seeupo_jax.agents.calls import (
     Session,
     is_header_value,
 )
+from seeupo_jax.agents.control import Control
 
 try:
     import uvicorn
@@ -39,6 +40,7 @@ try:
         anthropic_messages,
         chat_completions,
         completions,
+        generate,
         responses,
     )
     from seeupo_jax.agents.dialects.exchange import Caller, Dialect, Event, Exchange
@@ -67,6 +69,7 @@ _log = logging.getLogger(__name__)
 DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": chat_completions.DIALECT,
     "/v1/completions": completions.DIALECT,
+    "/generate": generate.DIALECT,
     "/v1/responses": responses.DIALECT,
     "/v1/messages": anthropic_messages.DIALECT,
 }
@@ -118,6 +121,7 @@ class Endpoint:
       roles: names that requests give as their model to play a role of their episode.
       origins: of web pages that may call (CORS): `*`, or addresses such as http://localhost:3000.
       metrics: figures in Prometheus' form, for /metrics; None: there are none.
+      controls: of what is served.
     """
 
     def __init__(
@@ -130,6 +134,7 @@ class Endpoint:
         limits: Limits = Limits(),
         origins: Sequence[str] = (),
         metrics: Callable[[], bytes] | None = None,
+        controls: Sequence[Control] = (),
     ):
         self._sampling, self._model, self._limits = sampling, model, limits
         self._roles = tuple(roles)
@@ -147,6 +152,7 @@ class Endpoint:
                 Route("/v1/models/{name:path}", self._show_model, methods=["GET"]),
                 Route("/health", _answer_health, methods=["GET"]),
                 *([] if metrics is None else [Route("/metrics", self._show_metrics)]),
+                *(Route(c.path, self._control(c), methods=[c.method]) for c in controls),
             ],
             middleware=[Middleware(OriginForm), *_cross_origin(origins)],
             exception_handlers={
@@ -286,6 +292,23 @@ class Endpoint:
             return Response(status_code=499)
         except Exception as error:
             return await _answer_error(request, error)
+
+    def _control(self, control: Control) -> Callable[[Request], Awaitable[Response]]:
+        """What answers a request about what is served."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                _, body = await self._receive(request)
+                query, fields = dict(request.query_params), _read_object(body)
+                answered = control.answer(query, fields)
+                status, reply = await until_disconnect(request.receive, answered)
+                return JSONResponse(reply, status)
+            except (ClientGone, ClientDisconnect):
+                return Response(status_code=499)
+            except Exception as error:
+                return await _answer_error(request, error)
+
+        return answer
 
     async def _receive(self, request: Request) -> tuple[_Client, bytes]:
         """Returns the client of a request, and the body."""
@@ -454,6 +477,17 @@ def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
     return [Middleware(CORSMiddleware, allow_origins=origins, **every)]
 
 
+def _read_object(body: bytes) -> dict[str, Any]:
+    """The JSON object of a body; an empty one has none of the fields."""
+    try:
+        tree = parse_json(body) if body.strip() else {}
+    except ValueError as error:
+        raise CallRefused(f"the body: {error}.", code="invalid_json") from None
+    if not isinstance(tree, dict):
+        raise CallRefused("the body: got no JSON object; allowed: one.", code="invalid_json")
+    return tree
+
+
 def _write_parts(exchange: Exchange, shown: Shown) -> Iterator[Event]:
     """The events of further thoughts and content."""
     if shown.thoughts:
@@ -494,7 +528,8 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     got = f"{request.method[:20]} {request.url.path[:80]}"
     refusal = CallRefused(
         f"the address: got {got}; allowed: POST {', POST '.join([*DIALECTS, *QUESTIONS])}, GET"
-        " /v1/models, GET /health, and of a server GET /metrics.",
+        " /v1/models, GET /health, and of a server GET /metrics; with --weight_updates of serve"
+        " also updates of its weights.",
         status=error.status_code,
         code="unknown_url",
     )

@@ -169,15 +169,16 @@ class Lineages:
         logp: Sequence[float],
         answer: HistoryMessage,
         expert_LG: np.ndarray | None = None,
+        version_L: Sequence[int] = (),
     ) -> None:
         """Records the tokens sampled in an open turn, and the answer that the client received.
 
         Args:
-          expert_LG: as in `Transcript.act`.
+          expert_LG, version_L: as in `Transcript.act`.
         """
         transcript, parent = self._transcripts[turn.lineage], turn.read.parent
         transcript.read(turn.read.conversation.tokens)
-        transcript.act(tokens, turn.number, logp, expert_LG)
+        transcript.act(tokens, turn.number, logp, expert_LG, version_L)
         turn.action, turn.answered, turn.thoughts = tokens, True, answer.thoughts
         self._ends[extend_digest(turn.read.digest, answer)].append(turn)
         if parent is not None and parent.lineage == turn.lineage:

@@ -14,6 +14,7 @@ from seeupo_jax.configuration.user_code import listed
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 SHOWN = 300  # characters of a reply that an error quotes
+CONNECT_S = 10.0  # seconds after which a machine that says nothing is not there
 
 Read = TypeVar("Read")
 
@@ -23,11 +24,11 @@ class TryAgain(Exception):
 
 
 class Refused(ValueError):
-    """The server refuses a request. reply: its message."""
+    """The server refuses a request. reply: its message. status: of HTTP."""
 
-    def __init__(self, sentence: str, reply: str):
+    def __init__(self, sentence: str, reply: str, status: int):
         super().__init__(sentence)
-        self.reply = reply
+        self.reply, self.status = reply, status
 
 
 class ServerClient:
@@ -66,7 +67,7 @@ class ServerClient:
         self._http = urllib3.PoolManager(
             maxsize=connections,
             headers={} if key is None else {"Authorization": f"Bearer {key}"},
-            timeout=timeout_s,
+            timeout=urllib3.Timeout(connect=min(CONNECT_S, timeout_s), read=timeout_s),
             retries=False,
         )
         self._closed = threading.Event()
@@ -129,9 +130,9 @@ class ServerClient:
         if reply.status in (401, 403):
             answered += f" (the key is that of the environment variable {self._key_variable})"
         if reply.status != 200:
-            raise Refused(f"{self.url}: {answered}", message)
+            raise Refused(f"{self.url}: {answered}", message, reply.status)
         try:
-            return read(json.loads(reply.data))
+            return read(json.loads(reply.data) if reply.data else None)
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
             raise TryAgain(f"{path} gave an unexpected reply: {message}") from None
 

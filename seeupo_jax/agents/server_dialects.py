@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from seeupo_jax.agents.calls import VersionSpan
 from seeupo_jax.rollout.engine.sampling import Sampling
 
 
@@ -14,6 +15,8 @@ class Reply(NamedTuple):
 
     reason: why it ended: stop | length. stop: the token at which it stopped, if the server names
       it. usage: of `Engine.usage`, where the server reports it.
+    versions: the weights that sampled the tokens, by the names that the server has for them; empty:
+      it does not say.
     """
 
     tokens: list[int]
@@ -21,6 +24,7 @@ class Reply(NamedTuple):
     reason: str
     stop: Any = None
     usage: dict[str, int] = {}  # noqa: RUF012  # never changed
+    versions: tuple[VersionSpan, ...] = ()
 
 
 class ServerDialect(NamedTuple):
@@ -71,7 +75,8 @@ def _read_completions(reply: Any) -> Reply:
         tokens = [token.removeprefix("token_id:") for token in logprobs["tokens"]]
     logp = logprobs["token_logprobs"]
     usage = read_usage(reply.get("usage"))
-    return Reply(tokens, logp, choice["finish_reason"], choice.get("stop_reason"), usage)
+    versions = _read_versions(reply.get("metadata") or {}, len(tokens))
+    return Reply(tokens, logp, choice["finish_reason"], choice.get("stop_reason"), usage, versions)
 
 
 def _generate_body(
@@ -93,7 +98,20 @@ def _read_generate(reply: Any) -> Reply:
     finish = reply["meta_info"]["finish_reason"]
     tokens, logp = [entry[1] for entry in sampled], [entry[0] for entry in sampled]
     usage = read_usage(reply["meta_info"])
-    return Reply(tokens, logp, finish["type"], finish.get("matched"), usage)
+    versions = _read_versions(reply["meta_info"], len(tokens))
+    return Reply(tokens, logp, finish["type"], finish.get("matched"), usage, versions)
+
+
+def _read_versions(about: Any, count: int) -> tuple[VersionSpan, ...]:
+    """The weights that sampled so many tokens: all of them, or spans, as SGLang states them."""
+    spans = about.get("weight_versions")
+    if spans is not None:
+        return tuple(
+            VersionSpan(str(each["version"]), int(each["start"]), int(each["end"]))
+            for each in spans
+        )
+    version = about.get("weight_version")
+    return () if version is None else (VersionSpan(str(version), 0, count),)
 
 
 # sglang's own endpoint returns token ids in every version; its /v1/completions only in the latest.

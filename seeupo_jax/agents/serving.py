@@ -23,6 +23,7 @@ from seeupo_jax.agents.calls import (
     EchoedContext,
     HistoryMessage,
     ModelCall,
+    VersionSpan,
     context_exceeded,
     form_refusal,
 )
@@ -30,6 +31,7 @@ from seeupo_jax.agents.conversation_cache import CachedConversation, Conversatio
 from seeupo_jax.agents.harnesses.table import VOLATILE
 from seeupo_jax.agents.lineages import check_length, to_tokenizer_message
 from seeupo_jax.agents.sampled_text import SampledText, likeliest, token_bytes
+from seeupo_jax.agents.serving_changes import Change, ServingChanges, awaited
 from seeupo_jax.agents.serving_metrics import ServingMetrics
 from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.policy.files.tokenizer import TokenizedConversation, Tokenizer
@@ -42,17 +44,31 @@ CACHE_TOKENS = 2**22
 _SHOWN, _NAMES = 80, 64  # characters of a field's name, and number of fields counted by name
 _ALIKE = 32  # first tokens of prompts that are kept together
 _SEEDED = 2**31  # added to the numbers of answers whose request has a seed
+DEFAULT_VERSION = "default"  # SGLang's name of weights that were given none
 _SHUTTING_DOWN = "The server is shutting down; ask again later, or another one."
 
 
-class _Sampling(NamedTuple):
-    """A call whose turn is in the engine; it came at that `time.monotonic()`."""
+@dataclasses.dataclass(eq=False)
+class _Sampling:
+    """A call whose turn is in the engine; it came at that `time.monotonic()`.
+
+    count: of its tokens so far. aborted: it ends with them.
+    """
 
     call: WaitingCall[Completion]
     conversation: TokenizedConversation | _Prompt
     group: int
     sampled: SampledText
     began_s: float
+    count: int = 0
+    aborted: bool = False
+
+    def listen(self, tokens: Sequence[int]) -> int | None:
+        """As of `Turn.listen`."""
+        self.count = len(tokens)
+        if self.aborted:
+            return self.count
+        return self.sampled.listen(tokens) if self.sampled.listens else None
 
 
 class _Prompt(NamedTuple):
@@ -71,6 +87,7 @@ class ServingSession:
       engine: already started with the served policy; its cache is kept between calls.
       max_action_tokens: of an answer. max_context: tokens of a conversation.
       cache_tokens: limit of `ConversationCache`.
+      version: the name of the weights.
     """
 
     def __init__(
@@ -82,12 +99,16 @@ class ServingSession:
         max_action_tokens: int,
         max_context: int,
         cache_tokens: int = CACHE_TOKENS,
+        version: str = DEFAULT_VERSION,
     ):
         self._engine, self._tokenizer, self._form = engine, tokenizer, form
         self._max_action_tokens, self._max_context = max_action_tokens, max_context
         self._cache = ConversationCache(cache_tokens, engine.release, VOLATILE)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._open: dict[int, _Sampling] = {}
+        self._held: list[WaitingCall[Completion]] = []  # calls that have to wait before they begin
+        self._changes = ServingChanges()
+        self._versions = [version]  # names of the weights, by the engine's numbers of them
         self._over = False
         self._keys, self._conversations = itertools.count(), 0
         self.counts: Counter[str] = Counter()  # of calls: answered, refused, cancelled
@@ -131,6 +152,75 @@ class ServingSession:
         if self.counts[name] == 1:
             _LOGGER.warning(f"warning: clients set fields without effect here: {name}.")
 
+    async def pause(self, mode: str) -> None:
+        """Stops sampling until `resume`; calls that come meanwhile wait.
+
+        Args:
+          mode: what becomes of open calls: `wait`: all end first; `abort`: they end with the tokens
+            that they have; `keep`: they stand still.
+        """
+
+        def make() -> None:
+            self._changes.paused = True
+
+        await self._change(make, drains=mode != "keep", aborts=mode == "abort")
+
+    async def resume(self) -> None:
+        """Samples again."""
+
+        def make() -> None:
+            self._changes.paused = False
+
+        await self._change(make)
+
+    async def update(
+        self, params: Any, version: str, *, abort: bool = False, pause: bool = False
+    ) -> None:
+        """Serves other weights of the same network.
+
+        While sampling is paused it happens at once, and open calls go on with them; otherwise once
+        no call is open.
+
+        Args:
+          version: their name. abort: ends open calls. pause: sampling is paused afterwards.
+        """
+
+        def make() -> None:
+            self._engine.swap(params, len(self._versions))
+            self._versions.append(version)
+            self._changes.paused = self._changes.paused or pause
+
+        await self._change(make, drains=not self._changes.paused, aborts=abort)
+
+    async def rename(self, version: str) -> None:
+        """Gives the weights another name."""
+
+        def make() -> None:
+            self._versions[-1] = version
+
+        await self._change(make)
+
+    @property
+    def paused(self) -> bool:
+        """Whether sampling is paused."""
+        return self._changes.paused
+
+    @property
+    def version(self) -> str:
+        """The name of the weights."""
+        return self._versions[-1]
+
+    async def _change(
+        self, make: Callable[[], None], *, drains: bool = False, aborts: bool = False
+    ) -> None:
+        """Has `run` make a change, after those that were asked for before, and waits for it."""
+        made, done = awaited()
+        change = Change(make, done, drains, aborts)
+        self._inbox.put(functools.partial(self._changes.add, change))
+        if self._over:
+            raise CallRefused(_SHUTTING_DOWN, status=503, code="shutting_down")
+        await made
+
     @property
     def max_context(self) -> int:
         return self._max_context
@@ -148,18 +238,41 @@ class ServingSession:
         """Answers calls until `stop`, then refuses open and later calls."""
         try:
             while self._take():
-                for action in (self._engine.step(True) or ()) if self._open else ():
+                self._changes.make(lambda: bool(self._open), self._abort)
+                while self._held and not self._changes.holds:
+                    self._begin(self._held.pop(0))
+                for action in (self._engine.step(True) or ()) if self._samples else ():
                     self._finish(action)
         finally:
             self._over = True
-            for sampling in self._open.values():
-                self._refuse(sampling.call, _SHUTTING_DOWN, status=503, code="shutting_down")
+            for call in (*(sampling.call for sampling in self._open.values()), *self._held):
+                self._refuse(call, _SHUTTING_DOWN, status=503, code="shutting_down")
             self._open.clear()
+            self._held.clear()
             self._take()
+            self._changes.refuse(_SHUTTING_DOWN)
+
+    @property
+    def _samples(self) -> bool:
+        """Whether the engine has work to do."""
+        return bool(self._open) and not self._changes.freezes
+
+    def _abort(self) -> None:
+        """Ends the open calls: with their tokens at the next ones, and without any at once."""
+        for key, sampling in [*self._open.items()]:
+            sampling.aborted = True
+            if not sampling.count:
+                del self._open[key]
+                self._engine.cancel(key)
+                self._engine.release(key)
+                context = sampling.conversation.tokens
+                none = dataclasses.replace(_no_answer(len(context)), finish="abort", prompt=context)
+                self.counts["answered"] += 1
+                sampling.call.finish(none)
 
     def _take(self) -> bool:
-        """Processes the messages of clients; waits for one if no call is open. False: stop."""
-        waits = not self._open and not self._over
+        """Processes clients' messages; waits for one if there is nothing to do. False: stop."""
+        waits = not (self._samples or self._changes.waiting or self._over)
         while True:
             try:
                 wanted = self._inbox.get(block=waits)
@@ -178,6 +291,9 @@ class ServingSession:
             call.finish(refusal)
 
     def _begin(self, call: WaitingCall[Completion]) -> None:
+        if self._changes.holds and not self._over:
+            self._held.append(call)
+            return
         try:
             self._check_biases(call.call)
             self._check_ends(call.call)
@@ -194,7 +310,8 @@ class ServingSession:
             return call.finish(context_exceeded(got, "fewer", most, field))
         if call.call.max_tokens == 0:
             self.counts["answered"] += 1
-            return call.finish(self._with_echo(_no_answer(len(context)), call.call, context))
+            none = dataclasses.replace(_no_answer(len(context)), prompt=context)
+            return call.finish(self._with_echo(none, call.call, context))
         self._submit(call, conversation, group, room)
 
     def _submit(
@@ -216,7 +333,8 @@ class ServingSession:
             call.call.tools,
             context,
         )
-        self._open[call.key] = _Sampling(call, conversation, group, sampled, began_s)
+        sampling = _Sampling(call, conversation, group, sampled, began_s)
+        self._open[call.key] = sampling
         task, member, turn = stream_numbers(call.key, call.call)
         self._engine.submit(
             Turn(
@@ -228,7 +346,7 @@ class ServingSession:
                 turn=turn,
                 tools=call.call.tools,
                 limit=min(asked, self._max_action_tokens, room),
-                listen=sampled.listen if sampled.listens else None,
+                listen=sampling.listen,
                 sampling=call.call.sampling,
                 constraint=self._form.after_thoughts(
                     call.call.constraint, self._tokenizer, context
@@ -325,13 +443,17 @@ class ServingSession:
         return conversation, number * shards + self._conversations % shards
 
     def _cancel(self, call: WaitingCall[Any]) -> None:
+        if call in self._held:
+            self._held.remove(call)
+            self.counts["cancelled"] += 1
         if self._open.pop(call.key, None) is not None:
             self._engine.cancel(call.key)
             self._engine.release(call.key)
             self.counts["cancelled"] += 1
 
     def _finish(self, action: Action) -> None:
-        call, conversation, group, sampled, began_s = self._open.pop(action.key)
+        sampling = self._open.pop(action.key)
+        call, conversation = sampling.call, sampling.conversation
         if action.failure:
             self._engine.release(action.key)
             if action.refuses_tools:
@@ -339,16 +461,24 @@ class ServingSession:
             _LOGGER.error(f"a call failed: {action.failure}")
             return self._refuse(call, action.failure, status=500, code="sampling_failed")
         prompt_tokens = len(conversation.tokens)
-        done = sampled.complete(action, prompt_tokens=prompt_tokens, cached_tokens=action.cached)
+        done = sampling.sampled.complete(
+            action, prompt_tokens=prompt_tokens, cached_tokens=action.cached
+        )
+        spans = version_spans(action.version_L[: len(done.tokens)], self._versions)
+        done = dataclasses.replace(done, prompt=conversation.tokens, versions=spans)
+        if sampling.aborted and done.finish == "length":
+            done = dataclasses.replace(done, finish="abort")
         if isinstance(conversation, _Prompt):
             self._engine.release(action.key)
             done = self._with_echo(done, call.call, conversation.tokens)
         else:
-            answered = CachedConversation(conversation, action.tokens, group, done.thoughts)
+            answered = CachedConversation(
+                conversation, action.tokens, sampling.group, done.thoughts
+            )
             history = [*call.call.messages, done.message]
             self._cache.add(action.key, history, call.call.tools, answered)
         self.counts["answered"] += 1
-        self.metrics.answered(done, began_s)
+        self.metrics.answered(done, sampling.began_s)
         call.finish(done)
 
     def _refuse_form(self, call: WaitingCall[Any], reason: str) -> None:
@@ -358,6 +488,16 @@ class ServingSession:
     def _refuse(self, call: WaitingCall[Any], sentence: str, **fields: object) -> None:
         self.counts["refused"] += 1
         call.finish(CallRefused(sentence, **fields))
+
+
+def version_spans(version_L: Sequence[int], names: Sequence[str]) -> tuple[VersionSpan, ...]:
+    """The runs of tokens that the same weights have sampled; names by number of the weights."""
+    spans, start = [], 0
+    for number, run in itertools.groupby(version_L):
+        end = start + len(list(run))
+        spans.append(VersionSpan(names[number], start, end))
+        start = end
+    return tuple(spans)
 
 
 def _no_answer(prompt_tokens: int) -> Completion:

@@ -23,7 +23,7 @@ def action_objective(
     *,
     objective: Objective,
     ratio: str = "geometric",
-    importance: jax.Array | None = None,
+    importance_NL: jax.Array | None = None,
     clip_scale_NL: jax.Array | None = None,
     whole: WholeAction | None = None,
     **bounds: float | jax.Array | None,
@@ -40,7 +40,8 @@ def action_objective(
       objective: the entry of its term, of `algorithms/objectives` or a user's own.
       ratio: level of the ratio s and of log pi, as for `turn_ratio`: `geometric` is the mean over
         the tokens of log pi, `product` its sum, `token` a term a token.
-      importance: multiplies each term; [N], or [N, L] for `token`. None: 1.
+      importance_NL: [N, L], of every token, >= 0, multiplies each term and is held constant; where
+        the ratio is one number an action, so is this: the mean over its tokens. None: 1.
       clip_scale_NL: [N, L], of every token, multiplies clip_low and clip_high; where the ratio is
         one number an action, so is this: the mean over its tokens. None: 1.
       whole: where these are only some tokens of an action, from both log-probabilities, limited as
@@ -58,8 +59,7 @@ def action_objective(
     weight = jax.lax.stop_gradient(weight if single else _mean(weight, mask_NL))
     scale = None
     if clip_scale_NL is not None:
-        scale = jnp.where(mask_NL > 0, clip_scale_NL, 1.0)
-        scale = scale if single else _mean(scale, mask_NL)
+        scale = _of_terms(clip_scale_NL, mask_NL, 1.0, single=single)
     bounds = scaled_bounds(objective, bounds, scale)
     limited_NL = limited_logp(logp_NL, old_logp_NL, mask_NL, weight, objective, bounds)
     logps_NL = (limited_NL, old_logp_NL)
@@ -75,13 +75,20 @@ def action_objective(
     term, clipped = objective.function(**{name: arrays[name] for name in objective.needs}, **bounds)
     if objective.limit is not None:
         clipped = _mean((limited_NL != logp_NL).astype(jnp.float32), mask_NL)
-    if importance is not None:
-        term = importance * term
+    if importance_NL is not None:
+        importance = _of_terms(importance_NL, mask_NL, 0.0, single=single)
+        term = jax.lax.stop_gradient(importance) * term
     if single:
         term, clipped = _mean(term, mask_NL), _mean(clipped, mask_NL)
     empty_N = mask_NL.sum(axis=-1) == 0
     term, clipped = (jnp.where(empty_N, 0.0, x_N) for x_N in (term, clipped))
     return term, jax.lax.stop_gradient(clipped)
+
+
+def _of_terms(x_NL: jax.Array, mask_NL: jax.Array, elsewhere: float, *, single: bool) -> jax.Array:
+    """Of every token, `elsewhere` outside the mask; not `single`: the mean over an action's."""
+    own_NL = jnp.where(mask_NL > 0, x_NL, elsewhere)
+    return own_NL if single else _mean(own_NL, mask_NL)
 
 
 def limited_logp(

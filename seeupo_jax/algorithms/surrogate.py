@@ -57,37 +57,6 @@ def action_logp(logp_NL: jax.Array, mask_NL: jax.Array, *, level: str) -> jax.Ar
     return _LEVELS[level](jnp.where(mask_NL, jnp.asarray(logp_NL, jnp.float32), 0.0), mask_NL)
 
 
-def truncated_importance(
-    old_logp_NL: jax.Array,
-    sampler_logp_NL: jax.Array,
-    mask_NL: jax.Array,
-    *,
-    level: str,
-    clip: float,
-) -> jax.Array:
-    """Weight of an action's surrogate where its sampler is not quite the trainer's old policy.
-
-    Truncated importance sampling (Ionides 2008), min(pi_old / pi_sampler, clip), for samplers whose
-    numerics differ from the trainer's (Yao et al. 2025, "Your Efficient RL Framework Secretly
-    Brings You Off-Policy RL Training"). A sampler with top-k or top-p records the truncated
-    distribution's log-probabilities, so the weight makes up for that truncation too, though not for
-    the tokens that could never be drawn.
-
-    Args:
-      old_logp_NL: [N, L], the trainer's log-probabilities (nats) under the parameters that sampled.
-      sampler_logp_NL: [N, L], those that the sampler recorded.
-      mask_NL: [N, L], nonzero at the action's tokens; no value outside reaches the result.
-      level: as for `turn_ratio`; `product` is the sequence level of verl and of TRL.
-      clip: > 0, the largest weight.
-
-    Returns:
-      float32 [N], or [N, L] for `token`, in [0, clip]; no gradient flows through it. min(1, clip)
-      for an empty mask and, with `token`, outside the mask.
-    """
-    quotient = turn_ratio(old_logp_NL, sampler_logp_NL, mask_NL, level=level)
-    return jax.lax.stop_gradient(jnp.minimum(quotient, clip))
-
-
 def clipped_surrogate(
     ratio_N: jax.Array,
     weight_N: jax.Array,

@@ -241,7 +241,7 @@ class SampledWorkload(NamedTuple):
 def converse(engine: SlotEngine, params: Any, work: Workload, seed: int) -> SampledWorkload:
     """Plays a workload's conversations, of several processes each those that its engine owns."""
     began = time.perf_counter()
-    engine.begin(params, seed=seed, iteration=0)
+    engine.begin(params, seed=seed)
     conversations = work.conversations
     contexts = [list(c.prompt) for c in conversations]
     actions: list[list[list[int]]] = [[] for _ in conversations]

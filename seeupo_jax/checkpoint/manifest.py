@@ -58,10 +58,16 @@ def list_files(folder: epath.Path) -> dict[str, dict[str, Any]]:
     Raises:
       OSError: Orbax, which only warns then, has not put together what the processes wrote.
     """
-    paths = list(_walk(folder / STATE))
-    names = [path.relative_to(folder).as_posix() for path in paths]
-    if _INDEX not in names:
+    files = describe_files(folder, folder / STATE)
+    if _INDEX not in files:
         raise OSError(f"Orbax left no {_INDEX}, without which it cannot be loaded")
+    return files
+
+
+def describe_files(folder: epath.Path, below: epath.Path) -> dict[str, dict[str, Any]]:
+    """Every file below a folder by its path in `folder`, with its size and its digest."""
+    paths = list(_walk(below))
+    names = [path.relative_to(folder).as_posix() for path in paths]
 
     def describe(path: epath.Path) -> dict[str, Any]:
         return {"bytes": path.stat().length, "sha256": _digest(path)}

@@ -10,7 +10,7 @@ from seeupo_jax.algorithms.covariance import ClipCovariance, KlCovariance, NoCov
 from seeupo_jax.algorithms.critics import HeadCritic, ModelCritic, NoCritic
 from seeupo_jax.algorithms.estimator_options import Options
 from seeupo_jax.algorithms.forks import CandidateForks, EntropyForks, NoForks, TreeForks
-from seeupo_jax.algorithms.importance import Importance
+from seeupo_jax.algorithms.importance_options import Importance
 from seeupo_jax.algorithms.kl_control import KlControl, ReferenceUpdates
 from seeupo_jax.algorithms.overlong import Overlong
 from seeupo_jax.configuration.entry_points import (
@@ -74,8 +74,6 @@ class LossOptions(ObjectiveOptions):
     )
     """Limit on tokens whose log-probability and advantage vary most together: none, no gradient
     (clip), or a penalty on their change since they were sampled (kl)."""
-    importance: Importance | None = optional()
-    """Importance weights of surrogates, trainer / sampler probability; none: no weights."""
     router_replay: str = choice("none", "old", "rollout")
     """Which pass chooses the experts of each token for all of a sweep's: none, each its own; old,
     the one that finds the old policy's log-probabilities; rollout, the sampler's."""
@@ -129,6 +127,9 @@ class Algorithm(LossOptions, SweepOptions):
     are none, as with scale=batch and most estimators of turns."""
     moments: str = choice("shared", "turn")
     """The optimizer's state: one for all turns, or one for each turn's steps (an ablation)."""
+    importance: Importance | None = optional()
+    """Importance weights: the probability of tokens under the policy before the sweep divided by
+    the sampler's; none: no weights."""
     kl_control: KlControl | None = optional()
     """Adaptation of kl_coef to a target; none: kl_coef stays."""
     reference: ReferenceUpdates | None = optional()

@@ -15,7 +15,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from seeupo_jax.configuration.renamed_fields import new_name
+from seeupo_jax.configuration.renamed_fields import REPLACED, new_name
 from seeupo_jax.configuration.user_code import expand_home, shortened, shown
 from seeupo_jax.options import ALIAS, CHECK, OPTIONAL, SECTION, Section, names_of
 
@@ -296,6 +296,8 @@ def _required(field: dataclasses.Field) -> bool:
 
 
 def _no_such_field(cls: type, key: str, fields: Mapping[str, Any], name: str) -> str:
+    if key in REPLACED:
+        return f"{name}.{key}: no such field; {REPLACED[key]}."
     if found := new_name(cls, key):
         return f"{name}.{key}: no such field; it is {name}.{found}."
     near = difflib.get_close_matches(key, fields, n=1)

@@ -16,11 +16,12 @@ from seeupo_jax.configuration.model_schema import Lora
 from seeupo_jax.configuration.reward import Judge, check_rewards
 from seeupo_jax.configuration.role_schema import check_roles
 from seeupo_jax.configuration.rules.algorithm_rules import (
-    check_ahead,
     check_choices,
     check_weights,
     unread_fields,
 )
+from seeupo_jax.configuration.rules.asynchronous_rules import check_asynchronous
+from seeupo_jax.configuration.rules.server_rules import check_servers
 from seeupo_jax.configuration.schema import Config, Curriculum, recipe_fields
 from seeupo_jax.configuration.teacher_schema import check_teacher
 from seeupo_jax.configuration.user_code import shown
@@ -140,11 +141,10 @@ def to_dict(config: Config) -> dict[str, Any]:
 def _check_combination(config: Config, recipe: Mapping[str, Any]) -> None:
     """Checks that involve several fields; `recipe`: the fields of its recipe."""
     algorithm, rollout, model = config.algorithm, config.rollout, config.model
-    ahead = bool(config.rollout_ahead)
     check_choices(
         algorithm,
         max_turns=rollout.max_turns,
-        ahead=ahead,
+        ahead=rollout.max_lag > 0,
         teacher=config.teacher.reads_reference,
         recipe=recipe,
     )
@@ -193,8 +193,8 @@ def _check_combination(config: Config, recipe: Mapping[str, Any]) -> None:
             f" heads={model.heads}."
         )
     _check_curriculum(config.curriculum)
-    if config.rollout_ahead:
-        _check_ahead(config)
+    check_asynchronous(config)
+    check_servers(config)
     buckets = config.batching.buckets
     rising = list(buckets) == sorted(set(buckets)) and min(buckets, default=1) > 0
     if buckets and (not rising or buckets[-1] < rollout.max_context):
@@ -222,16 +222,6 @@ def _check_lora(config: Config) -> None:
         raise ValueError(
             f"config.lora: got rank {lora.rank} and path {lora.path!r}; allowed: 0 and none without"
             " config.model.path and with config.warm_start.stages."
-        )
-
-
-def _check_ahead(config: Config) -> None:
-    drawn = {name: vars(config.rollout)[name] for name in ("top_k", "top_p", "grammar")}
-    check_ahead(config.algorithm, drawn)
-    if config.agent.constraints:
-        raise ValueError(
-            "config.agent.constraints: got True with rollout_ahead=1; allowed: False, since ratios"
-            " would mix distributions with and without a mask."
         )
 
 

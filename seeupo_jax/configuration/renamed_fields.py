@@ -18,6 +18,11 @@ _RENAMED = {
     "value_coef": "critic.coef",
     "weight": "cumulative_ratio",
 }
+# Fields that are gone, and what replaces them.
+REPLACED = {
+    "rollout_ahead": "config.rollout.max_lag=1 with config.rollout.devices or with processes of"
+    " --role=rollout (config.rollout.port) replaces it",
+}
 
 
 def new_name(cls: type, key: str) -> str | None:

@@ -29,7 +29,7 @@ C, A, T, R = Decision.COMPUTED, Decision.APPLIES, Decision.CONTENT, Decision.REF
 DECISIONS: Mapping[str, Mapping[Decision, str]] = {
     "": {
         C: "log_checksum",
-        A: "iterations recipe stop_after_idle rollout_ahead",
+        A: "iterations recipe stop_after_idle",
         R: "seed rewards roles",
     },
     "rewards[]": {C: "concurrency timeout_s", R: "function weight name options"},
@@ -70,7 +70,9 @@ DECISIONS: Mapping[str, Mapping[Decision, str]] = {
     "optimizer.groups[]": {A: "pattern frozen name learning_rate kwargs"},
     "rollout": {
         C: "mesh concurrency slots cache_gib cached_states page_size decode_steps prefill_tokens"
-        " deterministic reset_ahead_s",
+        " deterministic reset_ahead_s devices port host server_timeout_s"
+        " server_folder",
+        A: "max_lag on_swap engine servers server_model server_dialect",
         R: "tasks group_size max_turns max_action_tokens max_context temperature top_k top_p"
         " grammar quantize",
     },

@@ -55,6 +55,10 @@ class Env:
     """Largest reward in magnitude, of a step or an episode; more is an error of the environment."""
 
 
+def _are_addresses(urls: tuple[str, ...]) -> bool:
+    return all(is_url(url) for url in urls) and len({*urls}) == len(urls)
+
+
 @dataclass(frozen=True)
 class Rollout:
     """Sampling of trajectories."""
@@ -101,6 +105,35 @@ class Rollout:
     """The sampler's layout of the same devices; none: the trainer's, within each TPU slice."""
     quantize: str = choice("none", "int8")
     """int8: the sampler's copy of the layers' matrices has 8 bits, a scale for each output."""
+    max_lag: int = within(0, 64, 0)
+    """Sweeps by which an iteration's sampling may begin before the policy that it trains is there;
+    0: the data are on-policy."""
+    devices: int = at_least(0, 0)
+    """So many of this process's devices, the last ones, sample while the others train; 0: all do
+    both in turn."""
+    port: int | None = within(0, 65_535, None)
+    """Where process 0 listens for the processes with --role=rollout that sample, while this one
+    trains; 0: a free port; none: there are none."""
+    host: str = "127.0.0.1"
+    """Address that it listens on; another than the loopback lets workers on other machines in."""
+    on_swap: str = choice("keep", "prefill")
+    """Conversations under way when a sampler takes a newer policy: keep, their keys and values
+    stay; prefill, their contexts are prefilled again."""
+    engine: str = choice("built_in", "openai")
+    """What samples in training: built_in, the devices of the run; openai, servers that are given
+    each version of the policy."""
+    servers: tuple[str, ...] = checked(
+        (), "addresses such as http://HOST:PORT, each once", _are_addresses
+    )
+    """Addresses of the servers of engine=openai."""
+    server_model: str | None = None
+    """What the servers call the policy; none: the only model that each lists."""
+    server_dialect: str = choice("auto", "vllm", "sglang")
+    """Whose requests the servers take; auto: by who says that it owns the model, else vllm."""
+    server_timeout_s: float = within(1, 1_000_000, 600.0)
+    """Seconds after which a request to a server, or an update of its weights, has failed."""
+    server_folder: str | None = path_field()
+    """WORKDIR/served_weights as the servers see it; none: by the same path."""
 
     @property
     def trajectories(self) -> int:
@@ -111,6 +144,12 @@ class Rollout:
     def open_at_once(self) -> int:
         """Episodes that are open at a time, at most."""
         return self.trajectories if self.concurrency is None else self.concurrency
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether others than the devices that train sample, beside training."""
+        lagging_servers = self.engine == "openai" and self.max_lag > 0
+        return self.devices > 0 or self.port is not None or lagging_servers
 
     @property
     def truncated(self) -> bool:
@@ -244,8 +283,6 @@ class Config:
     """Log state/checksum, an exact fingerprint of parameters and optimizer state."""
     stop_after_idle: int | None = at_least(1, 10)
     """Iterations in a row in which no reward moves a parameter, which end a run; none: none do."""
-    rollout_ahead: int = within(0, 1, 0)
-    """1: sample the next iteration while one is swept."""
     rewards: tuple[Reward, ...] = ()
     """Functions that pay besides the environment, and what each named reward weighs."""
     roles: tuple[Role, ...] = ()

@@ -15,6 +15,7 @@ from seeupo_jax.agents.agent_player import AgentHost
 from seeupo_jax.agents.agent_tasks import AgentTasks, misspelt_functions
 from seeupo_jax.agents.answer_form import AnswerForm, resolve_form
 from seeupo_jax.agents.calls import Access, Runner, Session
+from seeupo_jax.agents.control import Control
 from seeupo_jax.agents.harnesses.table import HARNESSES
 from seeupo_jax.agents.openai_server import OpenAIServer
 from seeupo_jax.agents.runners.command_agents import CommandAgents, agent_words
@@ -68,6 +69,13 @@ def check_host(config: Config) -> None:
         raise ValueError(
             f"config.rollout.concurrency: got {config.rollout.concurrency} with env openenv over"
             " http, whose server keeps one episode; allowed: 1, or a ws:// address."
+        )
+    if config.rollout.asynchronous and _keeps_one_episode(env.name, env.options):
+        raise ValueError(
+            "config.env.options.url: got an http address of env openenv, whose server keeps one"
+            " episode, with samplers beside training (rollout.devices, rollout.port, or servers"
+            " with rollout.max_lag), which play while the trainer evaluates; allowed: a ws://"
+            " address."
         )
     if env.isolation == "process":
         if all(part in _SERVED for part, _ in _parts(env.name, env.options)):
@@ -342,12 +350,13 @@ def make_endpoint(
     serves: bool = False,
     origins: Sequence[str] = (),
     metrics: Callable[[], bytes] | None = None,
+    controls: Sequence[Control] = (),
 ) -> Endpoint:
     """An endpoint that does not listen yet.
 
     Args:
       model: the served name. form: of its answers. serves: as of `SamplingRules`.
-      origins, metrics: as of `Endpoint`.
+      origins, metrics, controls: as of `Endpoint`.
 
     Raises:
       ValueError: the extra `agents` is not installed.
@@ -363,6 +372,7 @@ def make_endpoint(
         limits=Limits(request_bytes=agent.request_kib * 2**10),
         origins=origins,
         metrics=metrics,
+        controls=controls,
     )
 
 

@@ -64,16 +64,14 @@ def evaluate_split(
     played: dict[tuple[str, int], EvaluationEpisode] = {}
     for part in gather({} if file is None else file.played, EvaluationEpisode):
         played |= part
-    requests = group_requests(task_ids, k)
+    requests = group_requests(task_ids, k, _STREAM + iteration)
     missing = [request for request in requests if (request.task_id, request.member) not in played]
 
     def keep(request: EpisodeRequest, trajectory: Trajectory) -> None:
         if file is not None:
             file.add(to_episode(trajectory, labels[request.task_id]))
 
-    options = CollectionOptions(
-        config.seed, _STREAM + iteration, temperature=config.evaluation.temperature, split=split
-    )
+    options = CollectionOptions(config.seed, temperature=config.evaluation.temperature, split=split)
     collected = collect(worker, params, missing, options, on_finished=keep)
     on_played(collected.trajectories, labels)
     for trajectory in collected.trajectories:

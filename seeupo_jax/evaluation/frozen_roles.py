@@ -24,8 +24,11 @@ from seeupo_jax.rollout.engine.slots import SlotEngine
 SERVER_TIMEOUT_S = 600.0  # of a request
 
 
-def check_frozen_roles(config: Config) -> None:
+def check_frozen_roles(config: Config, mesh: jax.sharding.Mesh | None = None) -> None:
     """Checks what plays the roles that are not trained, before anything is loaded.
+
+    Args:
+      mesh: the policy's; None: that of `config.mesh`, over all devices.
 
     Raises:
       ValueError: a folder without a model that fits, another tokenizer than the policy's, or a
@@ -40,7 +43,7 @@ def check_frozen_roles(config: Config) -> None:
             )
         if role.path is not None:
             own = role_config(config, role)
-            build.check_layout(own, make_mesh(own.mesh))
+            build.check_layout(own, make_mesh(own.mesh) if mesh is None else mesh)
             if config.model.path is not None:
                 _check_tokenizer(role, read_tokenizer(config.model.path, config.chat), config)
 
@@ -57,11 +60,14 @@ def role_config(config: Config, role: Role) -> Config:
     )
 
 
-def with_frozen_roles(config: Config, engine: Engine, tokenizer: Tokenizer) -> Engine:
+def with_frozen_roles(
+    config: Config, engine: Engine, tokenizer: Tokenizer, mesh: jax.sharding.Mesh | None = None
+) -> Engine:
     """The engine of a run, which gives turns of frozen roles to engines of their own.
 
     Args:
       engine: of the policy. tokenizer: the policy's, in whose tokens all roles are sampled.
+      mesh: the policy's; None: that of `config.mesh`, over all devices.
 
     Raises:
       ValueError: a role's policy does not fit into the memory that is left, has another tokenizer,
@@ -72,7 +78,7 @@ def with_frozen_roles(config: Config, engine: Engine, tokenizer: Tokenizer) -> E
     for role in config.roles:
         if role.path is not None:
             _check_tokenizer(role, tokenizer, config)
-            local, params = _local(role_config(config, role), str(role.path), taken)
+            local, params = _local(role_config(config, role), str(role.path), mesh, taken)
             taken += local.plan.bytes + local.plan.policy_bytes
             frozen[str(role.name)] = FrozenPolicy(local, params)
         elif role.server is not None:
@@ -81,13 +87,15 @@ def with_frozen_roles(config: Config, engine: Engine, tokenizer: Tokenizer) -> E
     return RoleEngine(engine, frozen) if frozen else engine
 
 
-def _local(config: Config, path: str, taken: int) -> tuple[SlotEngine, Any]:
+def _local(
+    config: Config, path: str, mesh: jax.sharding.Mesh | None, taken: int
+) -> tuple[SlotEngine, Any]:
     """The engine and the parameters of a model folder.
 
     Args:
       taken: bytes of a device that other engines will take.
     """
-    made, params = build.load_policy(config, path)
+    made, params = build.load_policy(config, path, mesh)
 
     def free(device: jax.Device) -> int | None:
         memory = free_memory(device)

@@ -28,6 +28,7 @@ class PolicySource(NamedTuple):
 
     about: its description in the JSON. same: values that must not change while its episodes are
     played; a served policy's has a fingerprint.
+    policy: whose parameters these are; None: a server's.
     """
 
     engine: Engine
@@ -36,6 +37,7 @@ class PolicySource(NamedTuple):
     iteration: int
     about: dict[str, Any]
     same: dict[str, Any]
+    policy: build.Policy | None = None
 
 
 def about_policy(config: Config, iteration: int, part: str | None) -> dict[str, Any]:
@@ -71,14 +73,15 @@ def run_policy(
     if not untrained:
         restored = restore_policy(config, workdir, step, {part: params})
     if restored is not None:
-        iteration, state, _ = restored
-        params = state[part]
+        iteration, params = restored[0], restored[1][part]
     engine = build_engine(config, made, per_turn=per_turn)
     with jax.set_mesh(made.mesh):
         about = about_policy(config, iteration, None if untrained else part)
         merged = made.merged(params)
         same = about | {"policy": checksum(merged), "config.model.dtype": config.model.dtype}
-        yield PolicySource(engine, made.tokenizer, merged, iteration, about, same)
+        given = [merged]
+        del params, merged, restored  # a server that gets other weights lets go of these
+        yield PolicySource(engine, made.tokenizer, given.pop(), iteration, about, same, made)
 
 
 def starting_policy_folder(config: Config, workdir: Path) -> str:

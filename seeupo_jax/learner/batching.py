@@ -33,6 +33,7 @@ class SegmentBatch:
 
     tokens, turn, logp: as in `Segment`, one array a segment; but the turn of forced tokens, and of
       those of a turn that another trajectory owns, is `CONTEXT`.
+    version: as of `Segment.versions`, one array a segment.
     trajectory_S: the trajectory of a segment. group_S: the trajectory's group, whose members begin
       alike.
     """
@@ -48,6 +49,7 @@ class SegmentBatch:
     masked_S: np.ndarray | None = None  # excluded from updates; None: none
     routing: Routing | None = None  # of the policy's routers; None: it has none
     experts: ExpertRecord | None = None  # that the routers replay; None: they choose
+    version: tuple[np.ndarray, ...] = ()
 
     @classmethod
     def of(
@@ -95,6 +97,7 @@ class SegmentBatch:
             experts=ExpertRecord.of_segments(routing, [segment for _, segment in pairs])
             if replays and routing is not None
             else None,
+            version=tuple(s.versions(trajectories[i].policy_version) for i, s in pairs),
         )
         if not truncated:
             return rows

@@ -278,7 +278,7 @@ class Learner:
         elif self.algorithm.merges:
             names.append("logp")
         if self.algorithm.importance is not None:
-            names += ["start_logp", "sampler_logp"]
+            names.append("importance")
         if self.algorithm.order == "parallel":
             names.append("action")
         if self.critic is not None:

@@ -13,6 +13,7 @@ import numpy as np
 from seeupo_jax.learner.batching import TOKEN_DTYPES, SegmentBatch, action_spans
 from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.expert_record import ExpertRecord
+from seeupo_jax.learner.importance_weights import weigh_tokens
 from seeupo_jax.learner.sweep_metrics import host_metrics
 from seeupo_jax.learner.sweep_start import (
     count_valid,
@@ -107,8 +108,9 @@ def resume_sweep(
     if _records(learner):
         expert_LG = tuple(np.split(np.asarray(arrays["expert"]), ends))
         rows = replace(rows, experts=ExpertRecord(learner.routing, expert_LG))
-    rows = segments_after_masking(learner, rows, initial)
-    per_token = ragged | derived_per_token(learner, rows, initial)
+    sampled = segments_after_masking(learner, rows, initial)
+    rows, importance, _ = weigh_tokens(learner, sampled, initial)
+    per_token = ragged | derived_per_token(learner, sampled, initial) | importance
     ratio_of_turns = {
         tuple(turns): np.float32(ratio_N) for turns, ratio_N in notes["ratio_of_turns"]
     }
@@ -118,7 +120,9 @@ def resume_sweep(
         for turns, metrics in zip(updated_turns, notes["metrics"], strict=True)
     ]
     return SweepState(
-        SweepData(rows, count_valid(learner, trajectories), initial, notes["initial_metrics"]),
+        SweepData(
+            rows, count_valid(learner, trajectories), initial, notes["initial_metrics"], sampled
+        ),
         train,
         arrays["cumulative_ratio_N"],
         per_token,
@@ -155,5 +159,5 @@ def _records(learner: Learner) -> bool:
 
 def _stored(learner: Learner) -> list[str]:
     """Fields of every token that a resumed sweep cannot recompute."""
-    found_again = ("logp", "sampler_logp", "action", "drift_sign")
+    found_again = ("logp", "importance", "action", "drift_sign")
     return [*(name for name in learner.per_token if name not in found_again), *INITIAL]

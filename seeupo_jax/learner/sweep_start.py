@@ -34,11 +34,19 @@ from seeupo_jax.learner.credit.running_rewards import Statistics
 from seeupo_jax.learner.credit.teaching import add_teaching, score_by_teachers, teacher_kl
 from seeupo_jax.learner.credit.turn_scores import score_turns
 from seeupo_jax.learner.expert_record import ExpertRecord, describe_routers
+from seeupo_jax.learner.importance_weights import weigh_tokens
 from seeupo_jax.learner.reference_policy import options_now, reference_of
 from seeupo_jax.learner.step.turn_step import TokenScores
 from seeupo_jax.learner.sweep_plan import Kind, SweepPlan, action_numbers
 from seeupo_jax.learner.sweep_state import INITIAL, PerToken, SweepData, SweepState
-from seeupo_jax.types import CONTEXT, TrainState, Trajectory, TurnBatch, learnable
+from seeupo_jax.types import (
+    CONTEXT,
+    UNKNOWN_VERSION,
+    TrainState,
+    Trajectory,
+    TurnBatch,
+    learnable,
+)
 
 
 def begin_sweep(
@@ -71,13 +79,10 @@ def begin_sweep(
     unmasked = segments_after_masking(learner, rows, initial)
     per_token, metrics = passes.per_token, {}
     if first is None:
-        _check_on_policy(trajectories, version)
+        _check_on_policy(rows, version)
     else:
-        old_logp = per_token["old_logp"]
         metrics = first.metrics | initial_metrics(learner, rows, unmasked, initial)
-        per_token |= {"old_logp": _behaviour_logp(rows, old_logp, trajectories, version)}
-        if "start_logp" in learner.per_token:
-            per_token["start_logp"] = old_logp
+        per_token |= {"old_logp": _old_logp(learner, rows, per_token["old_logp"], version)}
     scores = {"entropy": initial["entropy"]} | passes.statistics
     if "scorer" in kinds:
         epochs = plan.count("scorer")
@@ -104,21 +109,24 @@ def begin_sweep(
         advantage = add_teaching(arrays, learner.teaching, *scored, credit["advantage"])
         credit, metrics = credit | {"advantage": advantage}, metrics | teacher_kl(rows, *scored)
         per_token |= teacher.of_loss
-    per_token, metrics = per_token | credit, metrics | shares
+    # After advantages: those of a trajectory do not depend on which of its tokens are rejected.
+    accepted, importance, weighed = weigh_tokens(learner, unmasked, initial)
+    per_token = {**per_token, **credit, **importance}
+    metrics |= {**shares, **weighed}
     if "value" in kinds:
         metrics["sweep/explained_variance"] = _explained_variance(unmasked, per_token)
-    data = SweepData(unmasked, count_valid(learner, trajectories), initial, metrics)
+    valid = count_valid(learner, trajectories)
+    data = SweepData(accepted, valid, initial, metrics, sampled=unmasked)
     ones_N = learner.replicate(np.ones(rows.trajectories, np.float32))
     return SweepState(data, train, ones_N, per_token)
 
 
-def _check_on_policy(trajectories: Sequence[Trajectory], version: int) -> None:
-    others = {t.policy_version for t in trajectories} - {None, version}
+def _check_on_policy(rows: SegmentBatch, version: int) -> None:
+    others = {*np.concatenate(rows.version).tolist()} - {UNKNOWN_VERSION, version}
     if others:
         raise ValueError(
-            f"config.rollout_ahead: got 0 for trajectories of policy {min(others)}, with which"
-            f" policy {version} is updated; allowed: 1 until an iteration that was sampled ahead is"
-            " over."
+            f"config.rollout.max_lag: got 0 for trajectories of policy {min(others)}, with which"
+            f" policy {version} is updated; allowed: trajectories of that policy."
         )
 
 
@@ -283,8 +291,6 @@ def derived_per_token(
     per_token: dict[str, Sequence[np.ndarray]] = {}
     if "logp" in learner.per_token:
         per_token["logp"] = initial["trainer_logp"]
-    if "sampler_logp" in learner.per_token:
-        per_token["sampler_logp"] = rows.logp
     if "drift_sign" in learner.per_token:  # each step sets its own
         per_token["drift_sign"] = [np.zeros(len(tokens), np.float32) for tokens in rows.tokens]
     if "action" in learner.per_token:
@@ -298,19 +304,22 @@ def derived_per_token(
     return per_token
 
 
-def _behaviour_logp(
-    rows: SegmentBatch,
-    logp: Sequence[np.ndarray],
-    trajectories: Sequence[Trajectory],
-    version: int,
-) -> list[np.ndarray]:
-    """Log-probabilities under the policy that sampled; the sampler's if not the swept one."""
+def _old_logp(
+    learner: Learner, rows: SegmentBatch, logp: Sequence[np.ndarray], version: int
+) -> Sequence[np.ndarray]:
+    """Log-probabilities that ratios are to: those of the policy before the sweep.
+
+    Without importance weights ratios correct for stale tokens: there it is what their sampler
+    recorded.
+    """
+    if learner.algorithm.importance is not None:
+        return logp
     behaviour = []
-    for segment, owner in enumerate(rows.trajectory_S):
-        sampled_by = trajectories[owner].policy_version
-        elsewhere = sampled_by is not None and sampled_by != version
-        acted_L = (rows.turn[segment] >= 0) & elsewhere
-        behaviour.append(np.where(acted_L, rows.logp[segment], logp[segment]))
+    for own_L, turn_L, version_L, recorded_L in zip(
+        logp, rows.turn, rows.version, rows.logp, strict=True
+    ):
+        elsewhere_L = (version_L != UNKNOWN_VERSION) & (version_L != version)
+        behaviour.append(np.where((turn_L != CONTEXT) & elsewhere_L, recorded_L, own_L))
     return behaviour
 
 

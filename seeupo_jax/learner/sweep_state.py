@@ -29,17 +29,19 @@ PerToken = Mapping[str, Sequence[np.ndarray]]
 class SweepData:
     """The data that all steps of a sweep share.
 
-    rows: the segments that it learns from.
+    rows: the segments that it learns from, with rejected tokens as context.
     valid: the number of their trajectories.
     initial: log-probability and entropy of every token at the start of the sweep, one array a
       segment, aligned with its tokens; NaN at context, and where it was not computed.
     initial_metrics: metrics of the passes before the first update.
+    sampled: `rows` before tokens were rejected.
     """
 
     rows: SegmentBatch
     valid: int
     initial: PerToken
     initial_metrics: Mapping[str, float]
+    sampled: SegmentBatch
 
 
 class TokenCounts(NamedTuple):

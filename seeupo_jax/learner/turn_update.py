@@ -149,7 +149,7 @@ def _step(
         batch,
         refresh_batch,
         current.cumulative_ratio_N,
-        _denominator(learner, current, update.spans, layout.spans),
+        _denominator(learner, current, update, layout.spans),
     )
     train = put_back(train, current.train, update.turns)
     after = current.after_step(update.turns, train, cumulative_ratio_N, {**metrics, **counted})
@@ -242,21 +242,25 @@ def _minibatches(
 def _denominator(
     learner: Learner,
     current: SweepState,
-    spans: Sequence[ActionSpan],
+    update: _Update,
     part: Sequence[ActionSpan],
 ) -> np.float32:
     """The denominator of the sum over a part of a turn's spans.
 
     It is the part's share of all trajectories or of those with the turn, for a constant
     (loss_aggregation) times the maximum tokens of an action; for tokens it is its own tokens, as in
-    verl's `loss_agg_mode=token-mean`.
+    verl's `loss_agg_mode=token-mean`. Trajectories whose tokens of the turn were all rejected do
+    not count.
     """
-    algorithm = learner.algorithm
-    active, updated = (
-        len({int(current.data.rows.trajectory_S[span.segment]) for span in some})
-        for some in (spans, part)
+    algorithm, data = learner.algorithm, current.data
+    sampled = (
+        update.spans if data.sampled is data.rows else action_spans(data.sampled, update.turns)
     )
-    counted = {"all": current.data.valid, "active": active}[algorithm.normalize_by]
+    before, active, updated = (
+        len({int(data.rows.trajectory_S[span.segment]) for span in some})
+        for some in (sampled, update.spans, part)
+    )
+    counted = {"all": data.valid - (before - active), "active": active}[algorithm.normalize_by]
     counts = {
         "action": counted,
         "constant": counted * learner.shapes.action,

@@ -33,8 +33,8 @@ def split_time(line: Mapping[str, Any]) -> dict[str, float]:
 
     They add up to `total_time`. Compiling happens inside the other phases and is subtracted from
     them: from each its share of the compiled programs. A rollout's own times are scaled down if
-    they exceed the time that the iteration waited, as with `rollout_ahead`, where most of a rollout
-    runs during a sweep.
+    they exceed the time that the iteration waited, as with `rollout.max_lag`, where most of a
+    rollout runs during sweeps.
 
     Args:
       line: metrics of an iteration or of an evaluation; a missing time counts as 0.

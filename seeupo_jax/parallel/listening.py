@@ -66,6 +66,18 @@ def split_address(text: str, name: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def address_towards(host: str, port: int) -> str:
+    """This machine's own address on the way to another one, to which nothing is sent.
+
+    Raises:
+      OSError: there is no way, or the name has no address.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        return probe.getsockname()[0]
+
+
 def _addresses(
     host: str, port: int, name: str, deadline: float
 ) -> list[tuple[socket.AddressFamily, tuple]]:

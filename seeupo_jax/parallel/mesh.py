@@ -43,18 +43,66 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
 ACTIVATION_RULES = RULES | {"embed": None}
 
 
-def make_mesh(sizes: schema.Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
+def make_mesh(
+    sizes: schema.Mesh, devices: Sequence[jax.Device] | None = None, key: str = "config.mesh"
+) -> jax.sharding.Mesh:
     """A mesh over all devices with axes `AXES`; a size of -1 takes what the others leave.
 
-    `parallel.devices` says which device comes where.
+    `parallel.devices` says which device comes where. `key` names the sizes in messages.
 
     Raises:
       ValueError: two sizes of -1, sizes whose product is not the number of devices, or TPU slices
         that data x fsdp cannot be spread over.
     """
     devices = jax.devices() if devices is None else devices
-    resolved = _whole_sizes(sizes, len(devices), "config.mesh")
+    resolved = _whole_sizes(sizes, len(devices), key)
     return _mesh(arrange(resolved, devices))
+
+
+def training_mesh(config: schema.Config) -> jax.sharding.Mesh:
+    """The mesh that a run trains on: all devices but those of `config.rollout.devices`.
+
+    Raises:
+      ValueError: as `make_mesh`, or no device is left to train, or there are several processes.
+    """
+    return make_mesh(config.mesh, _split_devices(config.rollout.devices)[0])
+
+
+def samplers_own_mesh(
+    config: schema.Config, training: jax.sharding.Mesh
+) -> jax.sharding.Mesh | None:
+    """The mesh of the devices that only sample; None: there are none.
+
+    Its axes are those of `config.rollout.mesh`, else the trainer's where it has as many devices,
+    else each device has a whole copy of the policy.
+    """
+    devices = _split_devices(config.rollout.devices)[1]
+    if not devices:
+        return None
+    sizes = config.rollout.mesh
+    if sizes is None:
+        same = len(devices) == training.size
+        sizes = schema.Mesh(**training.shape) if same else schema.Mesh()
+    return make_mesh(sizes, devices, "config.rollout.mesh")
+
+
+def _split_devices(sampling: int) -> tuple[Sequence[jax.Device], Sequence[jax.Device]]:
+    """The devices that train, and those that only sample: so many of the last ones."""
+    devices = jax.devices()
+    if sampling and jax.process_count() > 1:
+        raise ValueError(
+            f"config.rollout.devices: got {sampling} with {jax.process_count()} processes; allowed:"
+            " 0, since these train as one: processes of their own sample, with --role=rollout"
+            " (config.rollout.port)."
+        )
+    if sampling >= len(devices):
+        raise ValueError(
+            f"config.rollout.devices: got {sampling}; allowed: a number from 0 to"
+            f" {len(devices) - 1}, since at least one of the {len(devices)} devices here has to"
+            " train."
+        )
+    training = len(devices) - sampling
+    return devices[:training], devices[training:]
 
 
 def sampler_mesh(training: jax.sharding.Mesh, sizes: schema.Mesh | None) -> jax.sharding.Mesh:

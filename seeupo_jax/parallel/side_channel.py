@@ -24,7 +24,7 @@ from typing import NamedTuple, NoReturn
 import jax
 from jax._src import distributed  # the processes' common notes, which need no device
 
-from seeupo_jax.parallel.listening import Arrivals, listen, split_address
+from seeupo_jax.parallel.listening import Arrivals, address_towards, listen, split_address
 
 _KEYS = "seeupo_jax/side_channel/"  # of the common notes
 _OPEN_S = 3600.0  # until all have come to open it; they load a model before, say
@@ -276,10 +276,7 @@ def _own_host(coordinator: str, process: int) -> str:
     host, port = split_address(coordinator, "--coordinator")
     if process == 0:
         return host
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)  # sends nothing
-        return probe.getsockname()[0]
+    return address_towards(host, port)
 
 
 def _call(number: int, address: str, process: int, word: str) -> socket.socket:

@@ -17,7 +17,7 @@ from seeupo_jax.learner.program_warming import COPY_RATIO, distinct_programs, sw
 from seeupo_jax.parallel.device_memory import device_bytes, free_memory
 from seeupo_jax.planning.remat import PLATFORM, SHARE
 from seeupo_jax.policy_io import build
-from seeupo_jax.policy_io.build_sampler import build_engine
+from seeupo_jax.policy_io.build_sampler import build_engine, for_evaluations
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.training.build_learner import build_learner
 from seeupo_jax.types import TrainState
@@ -83,6 +83,13 @@ def abstract_run(
     Raises:
       ValueError: an impossible mesh, model or cache.
     """
+    rollout = config.rollout
+    if rollout.engine != "built_in" and not rollout.asynchronous:
+        raise ValueError(
+            f"config.rollout.engine: got {rollout.engine} with rollout.max_lag=0; allowed:"
+            " built_in, or a lag, with which the devices here play evaluations: what servers take"
+            " is not known here."
+        )
     build.check_layout(config, mesh)
     policy, params = build.abstract_policy(config, mesh)
     if policy.tokenizer is None:
@@ -106,7 +113,8 @@ def abstract_run(
             memory = planned.memory_bytes and int(SHARE * planned.memory_bytes)
         return None if memory is None else max(0, memory - held)
 
-    engine = build_engine(config, policy, free, None if planned is None else PLATFORM)
+    platform = None if planned is None else PLATFORM
+    engine = build_engine(for_evaluations(config), policy, free, platform)
     parts = {
         "parameters": device_bytes(state.params),
         "optimizer": device_bytes(state.opt_state),

@@ -115,7 +115,7 @@ def planned_sweep(config: Config, *, experts: bool = False) -> SweepPlan:
         turns,
         trajectories=config.rollout.trajectories,
         ema=config.optimizer.ema is not None,
-        score=bool(config.rollout_ahead or teachers)
+        score=bool(config.rollout.max_lag or teachers)
         or experts
         or scores_old_policy(algorithm, turns),
         teachers=teachers,

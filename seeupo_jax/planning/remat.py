@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 
@@ -15,7 +14,6 @@ from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.activation_memory import microbatch_bytes, remats, share_of
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy_io import build
-from seeupo_jax.policy_io.build_sampler import plan_sampler
 from seeupo_jax.policy_io.teachers import load_teachers
 from seeupo_jax.training.build_learner import new_state, place_reference, run_optimizer
 
@@ -37,14 +35,12 @@ class RematPlan:
     allowed: for a step; None: unknown.
     replayed: experts that a step's routers are given. taught: teachers' likeliest tokens, and their
       log-probabilities, that a step reads.
-    sampling: parameters and cache that sample the next iteration meanwhile (`rollout_ahead`).
     """
 
     standing: int
     activations: dict[str, int]
     allowed: int | None
     replayed: int = 0
-    sampling: int = 0
     taught: int = 0
 
     @property
@@ -60,7 +56,7 @@ class RematPlan:
 
     def needed(self, name: str) -> int:
         """Bytes that a step needs with this choice."""
-        held = self.standing + self.replayed + self.taught + self.sampling
+        held = self.standing + self.replayed + self.taught
         return held + self.activations[self.same_as(name)]
 
     def __str__(self) -> str:
@@ -108,14 +104,12 @@ def plan_remat(
     memory_bytes: int | None,
     *,
     share: float | None = None,
-    sampler: str | None = None,
 ) -> RematPlan:
     """The estimate; nothing is compiled or allocated.
 
     Args:
       memory_bytes: that programs of one device may use; None: unknown.
       share: of it that a step may take; None: what suits the devices of the mesh.
-      sampler: the platform that decodes; None: that of the mesh.
     """
     policy, params = build.abstract_policy(config, mesh)
     state = new_state(config, policy, run_optimizer(config), params)
@@ -142,8 +136,7 @@ def plan_remat(
     }
     share = _SHARES.get(platform, SHARE) if share is None else share
     allowed = memory_bytes and int(share * memory_bytes)
-    sampling = _sampling_bytes(config, policy, params, sampler) if config.rollout_ahead else 0
-    read = _replayed_bytes(config, mesh, arch), sampling, _taught_bytes(config, mesh)
+    read = _replayed_bytes(config, mesh, arch), _taught_bytes(config, mesh)
     return RematPlan(standing, activations, allowed, *read)
 
 
@@ -167,8 +160,3 @@ def _taught_bytes(config: Config, mesh: jax.sharding.Mesh) -> int:
     length = shapes.lengths[-1]
     each = 4 * (2 * config.teacher.top_k + 1)  # int32 and float32
     return shapes.microbatches(length) * shapes.rows * length * each
-
-
-def _sampling_bytes(config: Config, policy: build.Policy, params: Any, platform: str | None) -> int:
-    """Bytes of the parameters that sample, and of all other memory of decoding."""
-    return plan_sampler(config, policy, platform=platform).needed_bytes + device_bytes(params)

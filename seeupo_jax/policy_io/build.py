@@ -13,6 +13,7 @@ from flax import nnx
 
 import seeupo_jax
 from seeupo_jax import envs
+from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
@@ -26,6 +27,7 @@ from seeupo_jax.parallel.mesh import (
     param_shardings,
     row_shards,
     sampler_mesh,
+    samplers_own_mesh,
 )
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy import network as policy
@@ -97,11 +99,24 @@ def check_layout(config: Config, mesh: jax.sharding.Mesh) -> None:
             f"config.rollout.tasks x group_size: got {trajectories}; allowed: a multiple of the"
             f" {row_devices} devices that rows are spread over (mesh axes {' x '.join(ROW_AXES)})."
         )
-    sampler = sampler_mesh(mesh, config.rollout.mesh)
-    _check_heads(arch, sampler, "config.rollout.mesh")
+    rollout = config.rollout
+    sampler = sampler_mesh(mesh, None if rollout.asynchronous else rollout.mesh)
+    _check_sampler(arch, rollout, sampler)
     if jax.process_count() > 1:
         row_shard_owners(sampler)
-    plan_cache(arch, config.rollout, shards=row_shards(sampler), tensor=sampler.shape["tensor"])
+
+
+def check_samplers_layout(config: Config, mesh: jax.sharding.Mesh) -> None:
+    """As `check_layout`, for the devices that only sample while those of a mesh train."""
+    own = samplers_own_mesh(config, mesh)
+    if own is not None:
+        arch, rollout = architecture_of(config, own), config.rollout
+        _check_sampler(arch, rollout, sampler_mesh(own, rollout.mesh))
+
+
+def _check_sampler(arch: Architecture, rollout: schema.Rollout, mesh: jax.sharding.Mesh) -> None:
+    _check_heads(arch, mesh, "config.rollout.mesh")
+    plan_cache(arch, rollout, shards=row_shards(mesh), tensor=mesh.shape["tensor"])
 
 
 def check_network(config: Config, mesh: jax.sharding.Mesh) -> Architecture:
@@ -163,9 +178,15 @@ def find_model(config: Config) -> tuple[Config, str]:
     return dataclasses.replace(config, model=model), f"{inside} ({path} is not here)"
 
 
-def load_policy(config: Config, path: str) -> tuple[Policy, Any]:
-    """A policy from a model folder, and those of its parameters that train, on the mesh."""
-    mesh = make_mesh(config.mesh)
+def load_policy(
+    config: Config, path: str, mesh: jax.sharding.Mesh | None = None
+) -> tuple[Policy, Any]:
+    """A policy from a model folder, and those of its parameters that train, on the mesh.
+
+    Args:
+      mesh: None: that of `config.mesh`, over all devices.
+    """
+    mesh = make_mesh(config.mesh) if mesh is None else mesh
     model, tokenizer = from_pretrained(
         path, mesh=mesh, chat=config.chat, **_compute_options(config, mesh)
     )
@@ -235,8 +256,14 @@ def _architecture(config: Config, **compute_options: Any) -> Architecture:
     return Architecture(**sizes, **compute_options, rope=Rope(config.model.rope_theta))
 
 
-def initial_policy(config: Config, demonstrations: Sequence[Any]) -> tuple[Policy, Any]:
-    """A policy from nothing: a tokenizer trained on demonstrations' text, and random weights."""
+def initial_policy(
+    config: Config, demonstrations: Sequence[Any], mesh: jax.sharding.Mesh | None = None
+) -> tuple[Policy, Any]:
+    """A policy from nothing: a tokenizer trained on demonstrations' text, and random weights.
+
+    Args:
+      mesh: as of `load_policy`.
+    """
     few = range(min(TOKENIZER_DEMONSTRATIONS, len(demonstrations)))
     texts = (
         message["content"]
@@ -247,7 +274,7 @@ def initial_policy(config: Config, demonstrations: Sequence[Any]) -> tuple[Polic
     environment = envs.make(config.env.name, **config.env.options)
     words = environment.vocabulary()
     tokenizer = train_tokenizer(texts, words, config.model.vocab_size, config.chat)
-    mesh = make_mesh(config.mesh)
+    mesh = make_mesh(config.mesh) if mesh is None else mesh
     arch = architecture_of(config, mesh)
     network, params = policy.split_model(Transformer(arch, nnx.Rngs(config.seed)))
     made = Policy(network, tokenizer, mesh)

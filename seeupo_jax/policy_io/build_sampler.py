@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,19 @@ from seeupo_jax.rollout.engine.read_plan import choose_read_plan
 from seeupo_jax.rollout.engine.sampler_layout import SamplerLayout
 from seeupo_jax.rollout.engine.sampling import Sampling
 from seeupo_jax.rollout.engine.slots import SlotEngine
+
+
+def for_evaluations(config: Config) -> Config:
+    """The configuration of what samples on the devices that train.
+
+    Where others sample for training it plays evaluations, meanwhile, and so has a layout and an
+    endpoint of its own.
+    """
+    if not config.rollout.asynchronous:
+        return config
+    rollout = dataclasses.replace(config.rollout, mesh=None)
+    agent = dataclasses.replace(config.agent, port=0)
+    return dataclasses.replace(config, rollout=rollout, agent=agent)
 
 
 def build_engine(
@@ -63,6 +77,7 @@ def build_engine(
         int8=rollout.quantize == "int8",
         fixed_steps=slice_block(list(mesh.devices.flat)) < mesh.size,
         per_turn=per_turn,
+        on_swap=rollout.on_swap,
         read_plan=choose_read_plan(arch, rollout, device.platform),
         constraints=build_constraints(config, made.tokenizer, arch.vocab_size, served=per_turn),
         grammars=build_grammars(config, made.tokenizer, arch.vocab_size),

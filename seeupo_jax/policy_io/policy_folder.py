@@ -25,6 +25,7 @@ from seeupo_jax.policy.files.weights import resolve_path
 from seeupo_jax.policy.lora import merge_adapters, save_adapters
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.resume_check import SUPERVISED, check_same_policy, score_conditions
+from seeupo_jax.rollout.weights.publishing import Publication, publish_folder
 
 _LOGGER = logging.getLogger(__name__)
 # What --step and --weights are.
@@ -43,18 +44,28 @@ def write_policy(config: Config, policy: build.Policy, params: Any, folder: Path
     Raises:
       OSError: it could not be written; on all processes.
     """
+    replace_folder(folder, lambda unfinished: _write_files(config, policy, params, unfinished))
+
+
+def publish_policy(
+    config: Config, policy: build.Policy, params: Any, folder: Path, version: int
+) -> Publication:
+    """As `publish` of `rollout/weights`, in the files of `write_policy`, which other engines read.
+
+    A version of adapters has no files of their model. What is in `folder` is as of `versions`.
+    """
+    return publish_folder(folder, version, lambda to: _write_files(config, policy, params, to))
+
+
+def _write_files(config: Config, policy: build.Policy, params: Any, folder: Path) -> None:
     model = policy.network.bind(policy.merged(params))
-
-    def write(unfinished: Path) -> None:
-        if model.arch.lora is not None and not config.lora.merge:
-            source = str(policy.source)
-            base = source if is_hub_name(source) else resolve_path(source)
-            save_adapters(model, unfinished, base, policy.tokenizer)
-        else:
-            dtype = config.model.param_dtype
-            save_pretrained(merge_adapters(model), unfinished, policy.tokenizer, dtype=dtype)
-
-    replace_folder(folder, write)
+    if model.arch.lora is not None and not config.lora.merge:
+        source = str(policy.source)
+        base = source if is_hub_name(source) else resolve_path(source)
+        save_adapters(model, folder, base, policy.tokenizer)
+    else:
+        dtype = config.model.param_dtype
+        save_pretrained(merge_adapters(model), folder, policy.tokenizer, dtype=dtype)
 
 
 def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:

@@ -47,7 +47,11 @@ def load_teachers(config: Config, policy: build.Policy, *, shapes: bool) -> list
         if policy.tokenizer is not None and not shapes:
             check_tokens(field_of(config.teacher, label), path, policy.tokenizer)
         own = as_policy(config, path)
-        made = build.abstract_policy(own, policy.mesh) if shapes else build.load_policy(own, path)
+        made = (
+            build.abstract_policy(own, policy.mesh)
+            if shapes
+            else build.load_policy(own, path, policy.mesh)
+        )
         params = made[0].merged(made[1])
         waiting = to_pinned_host(params) if config.offload.teacher else params
         teachers.append(TeacherModel(label, made[0].network, waiting, **hint))

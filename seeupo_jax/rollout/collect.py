@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from seeupo_jax.rollout.episode import EpisodeRequest
 from seeupo_jax.rollout.episode_queue import deal_requests, queue_of
 from seeupo_jax.rollout.player import CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.trajectories.forks import new_turns
-from seeupo_jax.types import Segment, Trajectory
+from seeupo_jax.types import UNKNOWN_VERSION, Segment, Trajectory
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,10 @@ class Collected:
         return self.trajectories + self.left_out
 
 
-def group_requests(task_ids: Sequence[str], group_size: int) -> list[EpisodeRequest]:
-    """`group_size` requests a task; the group is the task's index.
+def group_requests(
+    task_ids: Sequence[str], group_size: int, iteration: int
+) -> list[EpisodeRequest]:
+    """`group_size` requests a task for an iteration; the group is the task's index.
 
     Members of a task that comes again count on, so that its groups have random numbers of their
     own: they begin in the same state and are sampled independently.
@@ -60,7 +62,10 @@ def group_requests(task_ids: Sequence[str], group_size: int) -> list[EpisodeRequ
     for group, task_id in enumerate(task_ids):
         first = group_size * occurrences[task_id]
         occurrences[task_id] += 1
-        requests += [EpisodeRequest(task_id, group, first + member) for member in range(group_size)]
+        requests += [
+            EpisodeRequest(task_id, group, first + member, iteration=iteration)
+            for member in range(group_size)
+        ]
     return requests
 
 
@@ -107,8 +112,8 @@ def collect(
     engine.begin(
         params,
         seed=options.seed,
-        iteration=options.iteration,
         temperature=options.temperature,
+        version=UNKNOWN_VERSION if options.policy_version is None else options.policy_version,
     )
     collection = Collection(worker, requests, options, on_finished)
     if prefetched is not None:
@@ -116,6 +121,13 @@ def collect(
     with worker.watch.on(collection.activity):
         collection.run()
     return _gather(collection, engine, began)
+
+
+def count_tokens(trajectories: Iterable[Trajectory]) -> tuple[int, int]:
+    """The sampled tokens and the others, those that branches share once."""
+    turns = [turn_L for trajectory in trajectories for turn_L in new_turns(trajectory)]
+    sampled = sum(int((turn_L >= 0).sum()) for turn_L in turns)
+    return sampled, sum(map(len, turns)) - sampled
 
 
 def _gather(collection: Collection, engine: Engine, began: float) -> Collected:
@@ -131,9 +143,7 @@ def _gather(collection: Collection, engine: Engine, began: float) -> Collected:
         usage.update(used)
         waits.append(seconds)
     ordered = tuple(finished[key] for key in sorted(finished))
-    turns = [turn_L for trajectory in ordered for turn_L in new_turns(trajectory)]
-    sampled = sum(int((turn_L >= 0).sum()) for turn_L in turns)
-    context = sum(len(turn_L) for turn_L in turns) - sampled
+    sampled, context = count_tokens(ordered)
     wall_s = time.perf_counter() - began
     environment_s, reset_s, reward_s = map(max, zip(*waits, strict=True))
     return Collected(

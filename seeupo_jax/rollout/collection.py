@@ -16,7 +16,8 @@ from seeupo_jax.rollout.branching.candidates import CandidateEngine
 from seeupo_jax.rollout.branching.forking import Forks
 from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.rollout.episode import Episode, EpisodeRequest
-from seeupo_jax.rollout.episode_queue import deal_requests, own_shards, queue_of
+from seeupo_jax.rollout.episode_queue import deal_more, deal_requests, own_shards, queue_of
+from seeupo_jax.rollout.feed import FEED_POLL_S, Feed
 from seeupo_jax.rollout.player import STOP_POLL_S, CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.rollout.watch import Activity
 from seeupo_jax.trajectories.roles import without_frozen
@@ -24,7 +25,16 @@ from seeupo_jax.types import Trajectory
 
 
 class Collection:
-    """Runs a player's episodes with an engine's actions; keys number the trajectories."""
+    """Runs a player's episodes with an engine's actions; keys number the trajectories.
+
+    Args:
+      requests: the first ones. feed: of more; None: there are no others. A collection without forks
+        can have one.
+      on_finished: receives every trajectory as soon as it is finished.
+
+    Attributes:
+      finished: the trajectories by key; with a feed they are not kept.
+    """
 
     def __init__(
         self,
@@ -32,13 +42,15 @@ class Collection:
         requests: Sequence[EpisodeRequest],
         options: CollectionOptions,
         on_finished: Callable[[EpisodeRequest, Trajectory], None],
+        feed: Feed | None = None,
     ):
+        assert feed is None or options.forks is None
         self._candidates = _candidates(worker, options)
         if self._candidates is not None:
             worker = replace(worker, engine=self._candidates)
         self._worker, self._engine, self._rewards = worker, worker.engine, worker.rewards
         self._player = worker.host.player(worker, options)
-        self._options, self._on_finished = options, on_finished
+        self._options, self._on_finished, self._feed = options, on_finished, feed
         requests = deal_requests(requests, worker.engine, forks=options.forks is not None)
         own = own_shards(worker.engine)
         local = [request for request in requests if request.shard in own]
@@ -48,13 +60,13 @@ class Collection:
         self._total = len(self._queue)
         self._unscored: dict[int, Episode] = {}  # finished, without the rewards of functions
         self.finished: dict[int, Trajectory] = {}
-        self._failed = self._sampled = 0  # trajectories, and tokens of whole actions
+        self._finished = self._failed = 0  # trajectories
+        self._sampled = 0  # tokens of whole actions
         self.environment_s = self.reset_s = self.reward_s = 0.0
 
     def adopt(self, prefetched: Prefetched) -> None:
         """Opens the first episodes, which were prefetched."""
-        options, numbers = prefetched.options, (self._options.seed, self._options.iteration)
-        assert (options.seed, options.iteration) == numbers
+        assert prefetched.options.seed == self._options.seed
         keys = [*itertools.islice(iter(self._queue.next, None), len(prefetched.requests))]
         assert prefetched.requests == tuple(self._requests[key] for key in keys)
         self._player.adopt(keys, prefetched)
@@ -77,7 +89,7 @@ class Collection:
             total=self._total,
             active=len(self._queue.open) + len(self._unscored),
             stepping=self._player.stepping,
-            finished=len(self.finished),
+            finished=self._finished,
             failed=self._failed,
             tokens=self._engine.usage().get("decoded_tokens", self._sampled),
             slowest=self._player.slowest,
@@ -85,15 +97,32 @@ class Collection:
 
     def _step(self) -> Sequence[Action] | None:
         """Advances every episode that can; returns newly sampled actions, None at the end."""
+        self._take_more()
         while self._player.room and (key := self._queue.next()) is not None:
             self._player.open(key, self._requests[key])
         self._poll_player()
         self._poll_rewards()
-        unfinished = bool(self._queue.open or self._queue or self._unscored)
+        unfinished = self._unfinished or (self._feed is not None and not self._feed.ended)
         actions = self._engine.step(unfinished, self._worker.stop())
         if self._candidates is not None:
             self.reward_s += self._candidates.take_waited_s()
         return actions
+
+    @property
+    def _unfinished(self) -> bool:
+        """Whether episodes are open, wait to begin or wait for their rewards."""
+        return bool(self._queue.open or self._queue or self._unscored)
+
+    def _take_more(self) -> None:
+        """Adds the requests that its feed has now."""
+        if self._feed is None:
+            return
+        room = self._player.room - len(self._queue)
+        more = self._feed.more(room, 0.0 if self._unfinished else self._wait_s())
+        for key, request in enumerate(deal_more(more, self._queue), self._total):
+            self._requests[key] = request
+            self._queue.add(key, request.shard)
+        self._total += len(more)
 
     def _key(self, index: int, request: EpisodeRequest) -> int:
         """A request's key: its index or, with forks, one that any process gives it."""
@@ -105,7 +134,7 @@ class Collection:
         began, waits_s = time.perf_counter(), self._wait_s()
         if self._unscored:
             waits_s = min(waits_s, POLL_S)
-        over = self._player.poll(waits_s if idle else 0.0)
+        over = self._player.poll(waits_s if idle and self._queue.open else 0.0)
         waited = time.perf_counter() - began if idle else 0.0
         self.environment_s += waited
         self.reset_s += waited if resetting else 0.0
@@ -135,8 +164,10 @@ class Collection:
 
     def _wait_s(self) -> float:
         """How long to wait at most where there is nothing else to do."""
-        interval_s = self._engine.poll_interval_s
-        return STOP_POLL_S if interval_s is None else min(STOP_POLL_S, interval_s)
+        wait_s, interval_s = STOP_POLL_S, self._engine.poll_interval_s
+        if self._feed is not None and not self._feed.ended:
+            wait_s = FEED_POLL_S
+        return wait_s if interval_s is None else min(wait_s, interval_s)
 
     def _take_scored(self, episode: Episode, scored: ScoringResult) -> None:
         """Adds the rewards of the reward functions to an episode, or fails it.
@@ -163,9 +194,10 @@ class Collection:
 
     def _finish(self, key: int, episode: Episode) -> None:
         """Takes a finished episode with all its rewards."""
-        options, request, candidates = self._options, self._requests[key], self._candidates
+        options, request, candidates = self._options, self._requests.pop(key), self._candidates
         weighted = bool(self._rewards.weights) or candidates is not None
-        trajectory = episode.finish(options.seed, options.policy_version, weighted=weighted)
+        version = options.policy_version if self._feed is None else self._feed.version
+        trajectory = episode.finish(options.seed, version, weighted=weighted)
         trajectory = without_frozen(trajectory, frozen_roles(self._worker.roles))
         unchosen: list[Trajectory] = []
         if candidates is not None:
@@ -182,7 +214,9 @@ class Collection:
                 self._total += 1
 
     def _take(self, key: int, request: EpisodeRequest, trajectory: Trajectory) -> None:
-        self.finished[key] = trajectory
+        if self._feed is None:
+            self.finished[key] = trajectory
+        self._finished += 1
         self._failed += trajectory.failed
         self._on_finished(request, trajectory)
 
@@ -198,7 +232,6 @@ def _candidates(worker: RolloutWorker, options: CollectionOptions) -> CandidateE
         worker.judge,
         options.forks,
         seed=options.seed,
-        iteration=options.iteration,
         max_reward=worker.env.max_reward,
         wait=worker.rollout.deterministic,
     )

@@ -20,7 +20,7 @@ def deal(group_N: Sequence[int], owner_S: Sequence[int], *, whole: bool = False)
     Returns: [N], numbers of shards, from 0.
     """
     shards = range(len(owner_S))
-    ordered = sorted(range(len(group_N)), key=lambda index: group_N[index])
+    ordered = _by_group(group_N)
     if not whole:
         return _in_parts(ordered, shards)
     processes, groups = sorted(set(owner_S)), sorted(set(group_N))
@@ -32,6 +32,36 @@ def deal(group_N: Sequence[int], owner_S: Sequence[int], *, whole: bool = False)
         for index, shard in zip(own, _in_parts(range(len(own)), local), strict=True):
             shard_N[index] = shard
     return shard_N
+
+
+def deal_beside(group_N: Sequence[int], load_S: Sequence[int]) -> list[int]:
+    """The shard of each new conversation, where others are open or wait already.
+
+    Each of them in turn adds to the shard with the fewest, the first of equal ones; the shards take
+    their numbers in the order of the groups. Without others `deal` decides.
+
+    Args:
+      group_N: the group of each new conversation. load_S: how many others each shard has.
+
+    Returns: [N], numbers of shards, from 0.
+    """
+    if not any(load_S):
+        return deal(group_N, [0] * len(load_S))
+    load, added = list(load_S), [0] * len(load_S)
+    for _ in group_N:
+        shard = load.index(min(load))
+        load[shard] += 1
+        added[shard] += 1
+    dealt = [shard for shard, count in enumerate(added) for _ in range(count)]
+    shard_N = [0] * len(group_N)
+    for shard, index in zip(dealt, _by_group(group_N), strict=True):
+        shard_N[index] = shard
+    return shard_N
+
+
+def _by_group(group_N: Sequence[int]) -> list[int]:
+    """The indices of conversations in the order of their groups."""
+    return sorted(range(len(group_N)), key=lambda index: group_N[index])
 
 
 def _in_parts(ordered: Sequence[int], parts: Sequence[int]) -> list[int]:

@@ -71,7 +71,7 @@ def _reset_call(
 ) -> EnvCall:
     """The call that resets an episode's environment; its result is for `Episode.on_result`."""
     seed, tokenizer, roles = options.seed, worker.tokenizer, role_names(worker.roles)
-    episode_seed = request.episode_seed(seed=seed, iteration=options.iteration)
+    episode_seed = request.episode_seed(seed)
 
     # Checked and tokenised in the worker: a message that the tokenizer refuses is the environment's
     # failure, not the run's.
@@ -136,8 +136,7 @@ class EnvironmentPlayer:
         if request.fork is None:
             call = _reset_call(episode.slot, request, self._worker, options)
         else:
-            episode_seed = request.episode_seed(seed=options.seed, iteration=options.iteration)
-            call = begin_call(episode, options.seed, episode_seed)
+            call = begin_call(episode, options.seed, request.episode_seed(options.seed))
         self._pool.submit(call)
 
     def poll(self, wait_s: float) -> list[tuple[int, Episode]]:
@@ -209,7 +208,7 @@ class EnvironmentPlayer:
         options, request = self._options, episode.request
         if options.forks is None:
             return False
-        chance = request.chance(episode.turn, seed=options.seed, iteration=options.iteration)
+        chance = request.chance(episode.turn, seed=options.seed)
         return options.forks.may_fork(episode.turn, episode.entropy, chance)
 
     def _replay(self, key: int, episode: Episode, outcome: CallOutcome) -> None:
@@ -270,6 +269,7 @@ class EnvironmentPlayer:
                 view=functools.partial(self._view, episode),
                 role=episode.role,
                 shard=request.shard,
+                iteration=request.iteration,
             )
         )
 

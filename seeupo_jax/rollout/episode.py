@@ -18,7 +18,7 @@ from seeupo_jax.rewards.reward_ledger import RewardLedger
 from seeupo_jax.rewards.scorer import ScoringResult
 from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.rollout.engine.sampling import branch_chance, task_number
-from seeupo_jax.types import Segment, Trajectory
+from seeupo_jax.types import CONTEXT, UNKNOWN_VERSION, Segment, Trajectory
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class EpisodeRequest:
     member: its number among the task's trajectories, which the task's groups divide.
     fork: the episode that it continues; None: it begins with its task.
     shard: of the sampler's rows, which its conversation is dealt to; see `deal`.
+    iteration: that it is sampled for, or any other number that keeps the random numbers of two
+      collections apart, which derive from it, the seed, the task and the member; below 2**32.
     """
 
     task_id: str
@@ -35,20 +37,21 @@ class EpisodeRequest:
     member: int
     fork: Fork | None = None
     shard: int = 0
+    iteration: int = 0
 
-    def episode_seed(self, *, seed: int, iteration: int) -> int:
+    def episode_seed(self, seed: int) -> int:
         """Seed of its environment's random transitions, below 2**31 so that any generator takes it.
 
         It derives from the numbers that seed its tokens (`Streams`), or for a branch those of its
         tree's root.
         """
         member = self.member if self.fork is None else self.fork.origin
-        numbers = [seed, iteration, task_number(self.task_id), member]
+        numbers = [seed, self.iteration, task_number(self.task_id), member]
         return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
 
-    def chance(self, turns: int, *, seed: int, iteration: int) -> float:
+    def chance(self, turns: int, *, seed: int) -> float:
         """Uniform in [0, 1): decides whether it branches after a number of turns."""
-        numbers = seed, iteration, task_number(self.task_id), self.member
+        numbers = seed, self.iteration, task_number(self.task_id), self.member
         return branch_chance(*numbers, turns)
 
 
@@ -158,7 +161,7 @@ class Episode:
     def act(self, action: Action) -> None:
         """Records an action of the role that acts next."""
         assert self.conversation is not None  # it was sampled from
-        self.transcript.act(action.tokens, self.turn, action.logp, action.experts)
+        self.transcript.act(action.tokens, self.turn, action.logp, action.experts, action.version_L)
         self.last_actions[self.role] = LastAction(self.conversation, action.tokens)
         self.ledger.open_turn()
         if action.entropy is not None:
@@ -259,13 +262,22 @@ class Episode:
         self.stop, self.info = stop, self.info | {"failure": reason}
 
     def finish(self, seed: int, policy_version: int | None, *, weighted: bool) -> Trajectory:
-        """The trajectory; `weighted`: its rewards have names, also where `env` is the only one."""
-        request = self.request
+        """The trajectory.
+
+        Args:
+          policy_version: where its actions do not say by which version they were sampled.
+          weighted: its rewards have names, also where `env` is the only one.
+        """
+        request, segments = self.request, self.segments()
+        began = _first_version(segments)
+        version = policy_version if began is None else began
         episode_info = {"score": self.score, "member": request.member, "retries": self.retries}
         if self.entropy:
             episode_info["entropy"] = [round(entropy, 6) for entropy in self.entropy]
         return Trajectory(
-            segments=self.segments(),
+            segments=tuple(
+                replace(segment, version_L=segment.versions(version)) for segment in segments
+            ),
             reward_table=self.ledger.table(with_names=weighted),
             group=request.group,
             task_id=request.task_id,
@@ -273,8 +285,19 @@ class Episode:
             stop="done" if self.stop is None else self.stop,
             messages=tuple(self.messages),
             info=self.info | episode_info,
-            policy_version=policy_version,
+            policy_version=version,
             timeout_counts=self.timeout_counts,
             parent=None if request.fork is None else request.fork.place,
             fork=0 if request.fork is None else request.fork.turns,
         )
+
+
+def _first_version(segments: Sequence[Segment]) -> int | None:
+    """The version that sampled the first token of the first turn; None: it is not known."""
+    firsts: list[tuple[int, int]] = []
+    for segment in segments:
+        sampled = np.flatnonzero(segment.turn_L != CONTEXT)
+        if segment.version_L is not None and sampled.size:
+            firsts.append((int(segment.turn_L[sampled[0]]), int(segment.version_L[sampled[0]])))
+    _, version = min(firsts, default=(0, UNKNOWN_VERSION))
+    return None if version == UNKNOWN_VERSION else version

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import jax
 
-from seeupo_jax.rollout.dealing import deal
+from seeupo_jax.rollout.dealing import deal, deal_beside
 from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.rollout.episode import EpisodeRequest
 
@@ -32,6 +32,11 @@ class EpisodeQueue:
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
+
+    @property
+    def loads(self) -> dict[int, int]:
+        """How many episodes of each shard are open or wait."""
+        return {shard: self._opened[shard] + len(keys) for shard, keys in self._waiting.items()}
 
     def add(self, key: int, shard: int) -> None:
         """Appends an episode."""
@@ -86,3 +91,13 @@ def deal_requests(
     groups = [request.group for request in requests]
     shard_N = deal(groups, engine.shard_owners, whole=forks)
     return [replace(each, shard=i) for each, i in zip(requests, shard_N, strict=True)]
+
+
+def deal_more(requests: Sequence[EpisodeRequest], queue: EpisodeQueue) -> list[EpisodeRequest]:
+    """Further requests of a process for its queue, each with its shard; see `deal_beside`."""
+    if not requests:
+        return []
+    loads = queue.loads
+    shards = list(loads)
+    dealt = deal_beside([request.group for request in requests], list(loads.values()))
+    return [replace(each, shard=shards[i]) for each, i in zip(requests, dealt, strict=True)]

@@ -70,7 +70,8 @@ class RolloutWorker:
 class CollectionOptions:
     """Options that differ between collections.
 
-    seed, iteration: what random numbers derive from; no two collections share both.
+    seed: what random numbers derive from, with `EpisodeRequest.iteration`; no two collections share
+      both.
     temperature: None is the training's.
     policy_version: of the parameters, as recorded in the trajectories.
     split: of the tasks.
@@ -78,7 +79,6 @@ class CollectionOptions:
     """
 
     seed: int
-    iteration: int
     temperature: float | None = None
     policy_version: int | None = None
     split: str = "train"

@@ -35,7 +35,6 @@ def supervised_config(config: Config, steps: int) -> Config:
         recipe="reinforce",
         algorithm=algorithm,
         rewards=(),
-        rollout_ahead=0,
         _made_of="reinforce",
     )
 

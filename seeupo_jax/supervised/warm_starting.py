@@ -22,6 +22,7 @@ from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.imitation.action_segments import Segments
 from seeupo_jax.learner.imitation.imitation_batches import Batches
 from seeupo_jax.parallel.distributed import max_over_processes
+from seeupo_jax.parallel.mesh import training_mesh
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Routing
@@ -89,6 +90,7 @@ def _warm_start(
 ) -> None:
     """Trains a policy on demonstrations and leaves it in WORKDIR/warm_start as a model folder."""
     stages, size = config.warm_start.stages, config.warm_start.batch_size
+    mesh = training_mesh(config)
     progress.phase("warm start: demonstrations")
     sources = [
         open_conversations(
@@ -102,9 +104,9 @@ def _warm_start(
     ]
     if config.model.path is None:
         texts = ToolCallsAsText(sources[-1], format_of_listing(config.chat.tools))
-        policy, params = build.initial_policy(config, texts)
+        policy, params = build.initial_policy(config, texts, mesh)
     else:
-        policy, params = build.load_policy(config, config.model.path)
+        policy, params = build.load_policy(config, config.model.path, mesh)
     shapes = build.build_shapes(config, policy.mesh, size)
     with jax.set_mesh(policy.mesh):
         for index, stage in enumerate(stages):

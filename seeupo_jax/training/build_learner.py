@@ -68,7 +68,7 @@ def build_learner(config: Config, policy: build.Policy, params: Any) -> BuiltLea
         temperature=config.rollout.temperature,
         seed=config.seed,
         truncated=config.rollout.truncated or config.agent.constraints,
-        on_policy=config.rollout_ahead == 0,
+        on_policy=config.rollout.max_lag == 0,
         entropy=config.telemetry.entropy,
         critic_optimizer=critic_optimizer(config, total_steps=steps),
         scorer_optimizer=scorer_optimizer(config, total_steps=steps),

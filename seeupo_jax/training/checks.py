@@ -25,7 +25,7 @@ from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.learner.state_layout import check_offload
 from seeupo_jax.metrics.trackers import check_trackers
-from seeupo_jax.parallel.mesh import make_mesh
+from seeupo_jax.parallel.mesh import make_mesh, training_mesh
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import SELECTION_BIAS, Architecture
 from seeupo_jax.policy.files.tokenizer import Tokenizer
@@ -72,13 +72,16 @@ def check_config(config: Config, splits: Sequence[str] | None = None) -> None:
     Raises:
       ValueError: one sentence with the field, what was got and what is allowed.
     """
-    mesh = _check_fields(config)
+    trains = splits is None
+    mesh = training_mesh(config) if trains else make_mesh(config.mesh)
+    _check_fields(config, mesh)
     _check_episodes(config)
     build.check_layout(config, mesh)
     check_model(config, mesh)
-    if splits is None:  # nothing but a training asks a teacher
+    if trains:  # nothing else asks a teacher, or has devices of its own that sample
+        build.check_samplers_layout(config, mesh)
         check_teachers(config, mesh, None if config.model.path is None else _tokenizer(config))
-    check_frozen_roles(config)
+    check_frozen_roles(config, mesh)
     check_optimizer(config, mesh, build.total_steps(config))
     check_first_tasks(config, _played_splits(config) if splits is None else splits)
 
@@ -133,7 +136,8 @@ def check_planned(config: Config) -> tuple[Config, list[str]]:
     Raises:
       ValueError: one sentence with the field, what was got and what is allowed.
     """
-    mesh, missing = _check_fields(config), []
+    mesh, missing = training_mesh(config), []
+    _check_fields(config, mesh)
     given, source = build.find_model(config)
     if given is not config:
         missing.append(f"the model's weights and tokenizer; its sizes are from {source}")
@@ -142,6 +146,7 @@ def check_planned(config: Config) -> tuple[Config, list[str]]:
     except EnvironmentUnavailable as error:
         missing.append(f"the environment's tasks: {error}")
     build.check_layout(given, mesh)
+    build.check_samplers_layout(given, mesh)
     check_model(given, mesh, tokenizer=given is config)
     known = given is config and config.model.path is not None
     check_teachers(given, mesh, _tokenizer(given) if known else None)
@@ -151,9 +156,9 @@ def check_planned(config: Config) -> tuple[Config, list[str]]:
     return given, missing
 
 
-def _check_fields(config: Config) -> jax.sharding.Mesh:
-    """Checks that need neither tasks nor the model; the mesh."""
-    mesh = check_learner(config)
+def _check_fields(config: Config, mesh: jax.sharding.Mesh) -> None:
+    """Checks that need neither tasks nor the model."""
+    check_learner(config, mesh)
     check_trackers(config.telemetry.trackers)
     make_scorer(config.rewards).close()
     make_plan(config)
@@ -165,27 +170,19 @@ def _check_fields(config: Config) -> jax.sharding.Mesh:
             f"config.profile.steps: got {config.profile.steps}; allowed: iterations from 1 to"
             f" {config.iterations}."
         )
-    if config.rollout_ahead and jax.process_count() > 1:
-        raise ValueError(
-            f"config.rollout_ahead: got 1 with {jax.process_count()} processes; allowed: 0, since"
-            " all of them must run their programs in one order."
-        )
     if config.model.path is None and not config.warm_start.stages:
         raise ValueError(
             "config.model.path: got none; allowed: a model folder, or stages in config.warm_start"
             " that make a policy from nothing."
         )
-    return mesh
 
 
-def check_learner(config: Config) -> jax.sharding.Mesh:
-    """The algorithm, the optimizer and where they are to run; the mesh."""
+def check_learner(config: Config, mesh: jax.sharding.Mesh) -> None:
+    """The algorithm, the optimizer and the mesh that they are to run on."""
     check_entries(config.algorithm)
     Schedule(config.optimizer, config.iterations)
     run_optimizer(config)
-    mesh = make_mesh(config.mesh)
     check_offload(config.offload, mesh.local_devices[0])
-    return mesh
 
 
 def _check_episodes(config: Config) -> None:

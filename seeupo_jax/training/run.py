@@ -20,7 +20,6 @@ from seeupo_jax.evaluation.evaluation import (
     Labels,
     evaluate_split,
     evaluated_splits,
-    is_due,
     is_evaluated,
     scored_split,
 )
@@ -30,6 +29,7 @@ from seeupo_jax.learner.program_warming import compile_programs
 from seeupo_jax.learner.state_layout import final_params
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.metrics.checksum import checksum
+from seeupo_jax.metrics.policy_lag import policy_lag, remember_steps
 from seeupo_jax.metrics.run_manifest import UNKNOWN_LAUNCH, Launch, note_end
 from seeupo_jax.metrics.statistics import evaluation_prefix
 from seeupo_jax.parallel.distributed import max_over_processes
@@ -68,7 +68,8 @@ def begin_run(
     with contextlib.ExitStack() as opened:  # what does not begin is closed
         opened.enter_context(run)
         restored = run.checkpoints.restore(train)
-        resumed, state = restored is not None, RunState(0, train) if restored is None else restored
+        resumed = restored is not None
+        state = RunState(0, train, steps_V=(int(train.step),)) if restored is None else restored
         del train, restored  # `restore_sweep` may load another state: keep one copy meanwhile
         state = run.checkpoints.restore_sweep(state)
         resumed = resumed or state.stopped_sweep is not None
@@ -116,7 +117,9 @@ class Run:
         parts.progress.phase(COMPILING)
         parts.source.compile(params)
         with parts.log.counted("rollout"):
-            parts.engine.compile(parts.policy.merged(params), between)
+            parts.source.compile_samplers(params, between)
+            if parts.config.evaluation.tasks or not parts.config.rollout.asynchronous:
+                parts.engine.compile(parts.policy.merged(params), between)
         parts.progress.phase(COMPILING)
         with parts.log.counted("sweep"):
             train = compile_programs(parts.learner, state.train, parts.ref_params, count, between)
@@ -127,7 +130,7 @@ class Run:
         return state._replace(train=train)
 
     def rollout(self, iteration: int, state: RunState) -> Collected:
-        """The iteration's trajectories; see `TrajectorySource.of`.
+        """The iteration's trajectories; see `IterationSource.of`.
 
         Raises:
           Stopped: the run was asked to stop.
@@ -139,7 +142,6 @@ class Run:
             collected = source.of(
                 iteration,
                 state.train.params,
-                saves=is_due(config, iteration, config.checkpoint.every),
                 evaluates=is_evaluated(config, iteration),
                 stopped=None if stopped is None else stopped.stored,
             )
@@ -203,7 +205,8 @@ class Run:
             metrics["sweep/tokens_per_second"] = done / parts.log.spent["time/sweep_s"]
         evaluated = not is_evaluated(parts.config, iteration)
         stats = stats[: len(collected.trajectories)]
-        after = RunState(iteration, train, evaluated=evaluated, saved=False)
+        steps_V = remember_steps(state.steps_V, int(train.step))
+        after = RunState(iteration, train, evaluated=evaluated, saved=False, steps_V=steps_V)
         after = after._replace(statistics=statistics, baselines=baselines, progress=state.progress)
         return after, metrics, stats
 
@@ -220,9 +223,8 @@ class Run:
           NotLearning: it is one too many that moved no parameter.
         """
         parts, iteration = self.parts, state.done
-        more: dict[str, Any] = dict(sweep_metrics) | parts.source.drawn
-        versions = [t.policy_version for t in collected.trajectories]
-        more["rollout/policy_lag"] = iteration - 1 - min(versions)
+        more: dict[str, Any] = dict(sweep_metrics) | parts.source.metrics
+        more |= policy_lag(collected.trajectories, iteration - 1, state.steps_V[:-1])
         if parts.config.log_checksum:
             more["state/checksum"] = checksum(state.train)
         tasks = {t.task_id for t in collected.sampled}
@@ -289,6 +291,7 @@ class Run:
     def finish(self, state: RunState) -> None:
         """Leaves the trained policy in WORKDIR/policy, and warns where success never moved."""
         parts, best = self.parts, self.checkpoints.best()
+        parts.source.finish()
         early = self.is_over(state)
         if early:
             parts.progress.log(why_ended(parts.config, state.progress, state.done, best))

@@ -30,9 +30,9 @@ from seeupo_jax.policy_io.resuming import (
     resume_message,
 )
 from seeupo_jax.training.early_stopping import Progress, read_progress
+from seeupo_jax.training.iteration_source import SamplingOrigin, StoppedTrajectories
 from seeupo_jax.training.run_components import RunComponents
 from seeupo_jax.training.teacher_files import check_same_teachers, teachers_note
-from seeupo_jax.training.trajectory_source import SamplingOrigin, StoppedTrajectories
 from seeupo_jax.trajectories.forks import fill_up
 from seeupo_jax.types import TrainState
 
@@ -59,6 +59,7 @@ class RunState(NamedTuple):
     stopped_sweep: of iteration `done + 1`, where the run was stopped in it.
     statistics: of the rewards of turns up to `done`, where the estimator reads them.
     baselines: of roles after `done`, where the estimator reads them.
+    steps_V: optimizer steps behind the newest versions of the policy, the last that of `done`.
     progress: of the evaluations up to `done`. ended: whether the run was over after `done`, before
       its last iteration, and all that belongs to an end was evaluated.
     """
@@ -74,6 +75,7 @@ class RunState(NamedTuple):
     progress: Progress = Progress()
     ended: bool = False
     baselines: Baselines | None = None
+    steps_V: tuple[int, ...] = ()
 
 
 class RunCheckpoints:
@@ -126,6 +128,7 @@ class RunCheckpoints:
             left=left,
             statistics=_statistics(notes),
             baselines=notes.get("baselines"),
+            steps_V=tuple(notes.get("policy_steps", ())),
             progress=read_progress(notes) if notice is None else Progress(),
             ended=notes.get("ended", False),
         )
@@ -172,6 +175,7 @@ class RunCheckpoints:
             stopped_sweep=stopped_sweep,
             statistics=_statistics(notes),
             baselines=notes.get("baselines"),
+            steps_V=tuple(notes.get("policy_steps", ())),
             progress=read_progress(notes),
         )
 
@@ -197,7 +201,6 @@ class RunCheckpoints:
             )
         elif not state.saved:
             self.save(state)
-        self._parts.source.save_ahead()
         self.wait()
         self._parts.progress.log(f"stopped {where}; rerun the command to resume")
 
@@ -256,10 +259,9 @@ class RunCheckpoints:
 
     def _notes(self, state: RunState) -> dict[str, Any]:
         """The notes of a run that every checkpoint has."""
-        parts, success = self._parts, self._parts.source.success
-        drawn_by = {} if success is None else {"task_success": success.state(state.done)}
+        parts = self._parts
         return (
-            drawn_by
+            parts.source.state(state.done)
             | self._made_with
             | {
                 "config": to_dict(parts.config),
@@ -270,6 +272,7 @@ class RunCheckpoints:
                 "selected_on": parts.selects_on,
                 "evaluations": list(state.progress),
                 "ended": state.ended,
+                "policy_steps": list(state.steps_V),
                 **({} if state.statistics is None else {"statistics": dict(state.statistics)}),
                 **({} if state.baselines is None else {"baselines": dict(state.baselines)}),
             }
@@ -285,9 +288,7 @@ class RunCheckpoints:
     def _resume_from(self, done: int, notes: Mapping[str, Any]) -> None:
         """Takes a checkpoint's notes; it was made after iteration `done`, or in the next one."""
         self._parts.stagnation.idle = notes.get("idle_iterations", 0)
-        success = self._parts.source.success
-        if success is not None:
-            success.restore(done, notes["task_success"])
+        self._parts.source.restore(done, notes)
 
     def _print_remat(self, notes: Mapping[str, Any]) -> None:
         """Says where rematerialisation is another than before, as on other devices."""

@@ -4,35 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from seeupo_jax.agents.agent_tasks import AgentTasks, find_tasks
+from seeupo_jax.agents.server_pool import ServerPool
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.envs.tasks import list_task_shares
-from seeupo_jax.evaluation.episode_host import build_host
 from seeupo_jax.evaluation.evaluation import selection_split, selection_warning
-from seeupo_jax.evaluation.frozen_roles import with_frozen_roles
 from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.metrics.metrics_log import read_metrics
+from seeupo_jax.parallel.mesh import samplers_own_mesh
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.policy_io import build
-from seeupo_jax.policy_io.build_sampler import build_engine
+from seeupo_jax.policy_io.build_sampler import for_evaluations
 from seeupo_jax.policy_io.policy_folder import log_policy
-from seeupo_jax.rewards.candidate_judge import make_judge
-from seeupo_jax.rewards.scorer import make_scorer
-from seeupo_jax.rollout.engine.role_engine import RoleEngine
+from seeupo_jax.rollout.asynchronous.ticket_book import TicketBook
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.rollout.player import RolloutWorker
+from seeupo_jax.training.asynchronous_source import AsynchronousSource, Samplers
 from seeupo_jax.training.build_learner import build_learner
 from seeupo_jax.training.callbacks import Callback, Callbacks, RunHandle
+from seeupo_jax.training.device_sampler import DeviceSampler
+from seeupo_jax.training.iteration_source import IterationSource
 from seeupo_jax.training.reference_answers import ReferenceAnswers
 from seeupo_jax.training.run_log import RunLog
+from seeupo_jax.training.sampler_parts import SamplerParts, build_sampler
+from seeupo_jax.training.served_rollout import ServedWeights, build_server_pool
+from seeupo_jax.training.server_sampler import ServerSampler
 from seeupo_jax.training.stagnation import Stagnation
 from seeupo_jax.training.trajectory_source import TrajectorySource
+from seeupo_jax.training.worker_processes import WorkerProcesses
 from seeupo_jax.types import TrainState
 
 
@@ -41,7 +46,7 @@ class RunComponents:
     """The parts of a run that last from its beginning to its end; `close` it.
 
     ref_params: parameters of the reference policy; None where the state has them.
-    engine: the policy's; the worker's plays frozen roles too.
+    sampler: on the devices that train; with samplers of its own it plays evaluations alone.
     tasks: what is asked for task ids and labels; the same for training and every evaluation.
     references: the tasks' answers, where turns are credited with their gain; None: elsewhere.
     selects_on: the split that checkpoints are selected on; None: none is selected.
@@ -53,25 +58,29 @@ class RunComponents:
     policy: build.Policy
     ref_params: Any
     learner: Learner
-    engine: SlotEngine
-    worker: RolloutWorker
+    sampler: SamplerParts
     tasks: AgentTasks
     references: ReferenceAnswers | None
     selects_on: str | None
-    source: TrajectorySource
+    source: IterationSource
     log: RunLog
     callbacks: Callbacks
     stagnation: Stagnation
 
+    @property
+    def engine(self) -> SlotEngine | ServerPool:
+        """The policy's engine: on the devices that train, or servers."""
+        return self.sampler.engine
+
+    @property
+    def worker(self) -> RolloutWorker:
+        """What plays episodes on the devices that train."""
+        return self.sampler.worker
+
     def close(self) -> None:
         """Closes all of them, also where one fails."""
         with contextlib.ExitStack() as parts:
-            worker = self.worker
-            judges = [] if worker.judge is None else [worker.judge]
-            engines = [worker.engine] if isinstance(worker.engine, RoleEngine) else []
-            hosts = (worker.host, *engines, worker.rewards, *judges)
-            held = (self.tasks, *hosts, self.log, self.source)
-            for part in held:
+            for part in (self.tasks, self.sampler, self.log, self.source):
                 parts.callback(part.close)
 
 
@@ -90,30 +99,27 @@ def build_components(
       params: those of the policy that train.
     """
     learner, train, ref_params = build_learner(config, policy, params)
-    engine = build_engine(config, policy)
-    judged = config.algorithm.forks.kind == "candidates"
-    judge = make_judge(config.judge, config.env.name) if judged else None
+    served = None
+    if config.rollout.engine == "openai" and not config.rollout.asynchronous:
+        weights = ServedWeights(config, workdir, policy)
+        served = build_server_pool(config, policy, weights, progress.log)
     tasks, references = find_tasks(config), None
-    worker = RolloutWorker(
-        with_frozen_roles(config, engine, policy.tokenizer),
-        build_host(config, engine, tasks, policy.tokenizer, progress.log),
-        policy.tokenizer,
-        config.env,
-        config.rollout,
-        make_scorer(config.rewards),
-        judge=judge,
-        roles=config.roles,
+    sampler = build_sampler(
+        for_evaluations(config),
+        policy,
+        tasks,
         stop=lambda: request.asked,
         watch=progress.watch,
+        log=progress.log,
+        served=served,
     )
     if config.algorithm.estimator.scores_answers:
         template = config.algorithm.estimator.gain_template
         references = ReferenceAnswers(tasks, policy.tokenizer, template, progress.log)
     selects_on = selection_split(config, tasks)
-    shares = list_task_shares(tasks, "train")
-    source = TrajectorySource(config, workdir, policy, worker, shares, progress.log)
+    source = _build_source(config, workdir, policy, tasks, sampler.worker, served, progress.log)
     log_policy(config, workdir, policy, progress.log)
-    progress.log(str(engine.plan))
+    progress.log(str(sampler.engine.plan))
     if (warning := selection_warning(config, selects_on)) is not None:
         progress.log(warning)
     parts = RunComponents(
@@ -123,8 +129,7 @@ def build_components(
         policy=policy,
         ref_params=ref_params,
         learner=learner,
-        engine=engine,
-        worker=worker,
+        sampler=sampler,
         tasks=tasks,
         references=references,
         selects_on=selects_on,
@@ -138,3 +143,30 @@ def build_components(
         ),
     )
     return parts, train
+
+
+def _build_source(
+    config: Config,
+    workdir: Path,
+    policy: build.Policy,
+    tasks: AgentTasks,
+    worker: RolloutWorker,
+    served: ServerPool | None,
+    log: Callable[[str], None],
+) -> IterationSource:
+    """The source of trajectories: the devices that train, servers, or samplers beside training."""
+    shares = list_task_shares(tasks, "train")
+    if not config.rollout.asynchronous:
+        return TrajectorySource(config, workdir, policy, worker, shares, log, served=served)
+    mesh = samplers_own_mesh(config, policy.mesh)
+
+    def start(book: TicketBook) -> Samplers:
+        if mesh is not None:
+            return DeviceSampler(config, policy, mesh, tasks, book, stop=worker.stop, log=log)
+        if config.rollout.engine == "openai":
+            return ServerSampler(config, workdir, policy, tasks, book, stop=worker.stop, log=log)
+        return WorkerProcesses(config, workdir, policy, book, log)
+
+    return AsynchronousSource(
+        config, workdir, policy, shares, start, log, stop=worker.stop, watch=worker.watch
+    )

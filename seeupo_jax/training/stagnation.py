@@ -112,6 +112,8 @@ def _why_no_step(metrics: Mapping[str, float]) -> str:
         return "every episode was cut, of which algorithm.truncated=mask makes no update"
     if metrics.get("sweep/masked_fraction") == 1:
         return "every sampled token was likelier than algorithm.mask_above"
+    if metrics.get("sweep/importance_rejected") == 1:
+        return "every sampled token was rejected by algorithm.importance"
     if metrics.get("sweep/forced_fraction") == 1:
         return "every sampled token was forced: its log-probability is 0"
     return "no turn was sampled"

@@ -208,7 +208,8 @@ def prepare_update(
             " record of the sampler's experts; allowed: none or old."
         )
     config = fit_config(config, trajectories)
-    mesh = check_learner(config)
+    mesh = make_mesh(config.mesh)
+    check_learner(config, mesh)
     build.check_layout(config, mesh)
     check_optimizer(config, mesh, build.total_steps(config))
     if algorithm.estimator.scores_answers:

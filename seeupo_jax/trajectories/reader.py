@@ -66,6 +66,7 @@ SEGMENT_FIELDS: Mapping[str, tuple[type, ...]] = {
     "trainer_logp": _NUMBERS,
     "entropy": _NUMBERS,
 }
+_MIXED: Mapping[str, tuple[type, ...]] = {"version": (int,)}  # where it is not `policy_version`
 _LISTS = {"turn_rewards": _NUMBERS, "weights": _NUMBERS}
 
 
@@ -209,9 +210,10 @@ def _record(line: bytes, where: str, evaluation: bool) -> dict[str, Any]:
         if type(segment.get("role", "")) is not str:
             got = str(segment["role"])[:60]
             raise ValueError(f"{where}: segments: role: got {got}; allowed: a text.")
-        _check_lists(segment, SEGMENT_FIELDS, f"{where}: segments")
-        if len({len(segment[name]) for name in SEGMENT_FIELDS}) > 1:
-            got = ", ".join(f"{len(segment[name])} {name}" for name in SEGMENT_FIELDS)
+        fields = {**SEGMENT_FIELDS, **(_MIXED if "version" in segment else {})}
+        _check_lists(segment, fields, f"{where}: segments")
+        if len({len(segment[name]) for name in fields}) > 1:
+            got = ", ".join(f"{len(segment[name])} {name}" for name in fields)
             raise ValueError(f"{where}: segments: got {got}; allowed: as many of each.")
     return record
 

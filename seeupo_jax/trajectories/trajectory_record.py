@@ -6,6 +6,7 @@ import codecs
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,7 @@ def to_record(
         "messages": plain(trajectory.messages),
         "segments": [
             _segment(segment, texts, logp[i : i + 1], entropy[i : i + 1])
+            | _version(segment, trajectory.policy_version)
             for i, segment in enumerate(trajectory.segments)
         ],
     }
@@ -144,6 +146,13 @@ def _segment(
         "trainer_logp": of_actions([*logp, unknown_L][0]),
         "entropy": of_actions([*entropy, unknown_L][0]),
     }
+
+
+def _version(segment: Segment, policy_version: int | None) -> dict[str, list[int]]:
+    """The versions of its tokens, -1 at context; empty where the trajectory's says them."""
+    version_L = segment.versions(policy_version)
+    usual_L = replace(segment, version_L=None).versions(policy_version)
+    return {} if (version_L == usual_L).all() else {"version": version_L.tolist()}
 
 
 def _rounded(values: Iterable[float]) -> list[float | None]:

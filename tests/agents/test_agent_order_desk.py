@@ -54,8 +54,8 @@ def trajectories():
     config = CONFIG["environment"]
     made, params = build.load_policy(config, config.model.path)
     engine, found = build_engine(config, made), {}
-    requests = group_requests([f"train/{number}" for number in range(4)], 4)
-    options = CollectionOptions(seed=0, iteration=1, policy_version=3)
+    requests = group_requests([f"train/{number}" for number in range(4)], 4, 1)
+    options = CollectionOptions(seed=0, policy_version=3)
     with jax.set_mesh(made.mesh):
         for name, config in CONFIG.items():
             host = build_host(config, engine, find_tasks(config), made.tokenizer, print)

@@ -12,6 +12,7 @@ import pytest
 import rollout_cases
 from flax import nnx
 from lineage_cases import HERMES, Agents, CharTokenizer, ask, assistant, refusal, say, user
+from work_cases import Trainer
 
 from seeupo_jax.agents import agent_player
 from seeupo_jax.agents.calls import AgentResult, CallRefused, HistoryMessage
@@ -25,6 +26,7 @@ from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rewards.scorer import make_scorer
+from seeupo_jax.rollout.asynchronous.sampling_loop import SamplingLoop
 from seeupo_jax.rollout.collect import EpisodeRequest, collect, group_requests
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.rollout.engine.protocol import Action, Constraint
@@ -32,9 +34,9 @@ from seeupo_jax.rollout.engine.sampling import Sampling, task_number
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.rollout.environment_player import EnvironmentHost
 from seeupo_jax.rollout.player import CollectionOptions, RolloutWorker
-from seeupo_jax.types import CONTEXT
+from seeupo_jax.types import CONTEXT, UNKNOWN_VERSION
 
-NUMBERS = CollectionOptions(seed=5, iteration=1, split="test")
+NUMBERS = CollectionOptions(seed=5, split="test")
 TOOL = {"name": "look", "description": "", "parameters": {}}
 
 
@@ -51,8 +53,14 @@ class Telling:
         self.turns, self.cancelled, self.released = [], [], []
         self._open = {}
 
-    def begin(self, params, **numbers):
-        self._open = {}
+    def begin(self, params, *, seed, temperature=None, version=UNKNOWN_VERSION):
+        self._open, self.version = {}, version
+
+    def swap(self, params, version):
+        self.version = version
+
+    def one_policy(self):
+        return contextlib.nullcontext()
 
     def fits(self, context):
         return len(context) < self.longest
@@ -60,7 +68,7 @@ class Telling:
     def submit(self, turn):
         assert turn.key not in self._open and turn.key not in self.released
         self.turns.append(turn)
-        self._open[turn.key] = (turn, [])
+        self._open[turn.key] = (turn, [], [])
 
     def cancel(self, key):
         self.cancelled.append(key)
@@ -82,7 +90,7 @@ class Telling:
         return actions if unfinished or actions else None
 
     def _grow(self, key):
-        turn, tokens = self._open[key]
+        turn, tokens, versions = self._open[key]
         whole = self._answer(turn)
         if whole is None:
             del self._open[key]
@@ -90,12 +98,13 @@ class Telling:
             return [Action(key, [], [], failure="the grammar is broken", refuses_tools=refuses)]
         whole = whole[: turn.limit]
         tokens.append(whole[len(tokens)])
+        versions.append(self.version)
         kept = None if turn.listen is None else turn.listen(tokens)
         if kept is None and len(tokens) < len(whole):
             return []
         del self._open[key]
-        tokens = tokens[:kept]
-        return [Action(key, tokens, [-1.0] * len(tokens))]
+        tokens, versions = tokens[:kept], versions[:kept]
+        return [Action(key, tokens, [-1.0] * len(tokens), version_L=versions)]
 
     def usage(self):
         return {}
@@ -128,7 +137,7 @@ def play(agent, requests=("task",), *, engine=None, **options):
     """Trajectories of one group each."""
     engine = Telling() if engine is None else engine
     with playing(agent, engine, **options) as (worker, agents):
-        trajectories = collect(worker, None, group_requests(requests, 1), NUMBERS).trajectories
+        trajectories = collect(worker, None, group_requests(requests, 1, 1), NUMBERS).trajectories
         assert sorted(agents.closed) == sorted(agents.sessions) and not engine.busy
         assert set(engine.released) == {turn.key for turn in engine.turns}
         return trajectories
@@ -171,7 +180,7 @@ def test_an_agents_calls_are_its_turns_and_its_reward_the_episodes():
     (task,) = logged
     assert (task.task_id, task.split, task.data) == ("task", "test", ["task", "test"])
     assert (task.seed, task.max_turns) == (5, 4)
-    assert task.episode_seed == EpisodeRequest("task", 0, 0).episode_seed(seed=5, iteration=1)
+    assert task.episode_seed == EpisodeRequest("task", 0, 0, iteration=1).episode_seed(5)
     assert (trajectory.stop, trajectory.reward, trajectory.turn_rewards) == (
         *("done", 0.75),
         (0.0, 0.75),
@@ -188,6 +197,43 @@ def test_an_agents_calls_are_its_turns_and_its_reward_the_episodes():
     assert segment.tokens_L.tolist() == [*second.context, *say("ok")]
 
 
+def test_an_agents_turns_are_sampled_by_the_newest_policy_of_a_trainer():
+    """The second call comes after a swap; what a stop string cuts off has no version either."""
+    swapped, engine = threading.Event(), Telling(lambda turn: say("ok then"))
+
+    async def agent(task, session):
+        messages = [user("a")]
+        messages.append(assistant((await session.complete(ask(*messages))).content))
+        while task.task_id == "late" and not swapped.is_set():
+            await asyncio.sleep(0.01)
+        await session.complete(ask(*messages, user("b"), stop=("th",)))
+        return 1.0
+
+    trainer = Trainer([["early"], ["late"]], 1, ahead=1)
+    newer_policy = trainer.newer_policy
+
+    def take(than):
+        policy = newer_policy(than)
+        if policy is not None and policy.version == 1:
+            swapped.set()
+        return policy
+
+    trainer.newer_policy = take
+    with playing(agent, engine) as (worker, agents):
+        SamplingLoop(worker, trainer, seed=5, max_lag=1).run()
+        assert sorted(agents.closed) == sorted(agents.sessions) and not engine.busy
+        assert set(engine.released) == {turn.key for turn in engine.turns}
+    ((early,), (late,)) = trainer.taken
+    for trajectory, second in ((early, 0), (late, 1)):
+        (segment,) = trajectory.segments
+        versions = {
+            turn: {*segment.version_L[segment.turn_L == turn].tolist()} for turn in (CONTEXT, 0, 1)
+        }
+        assert versions == {CONTEXT: {UNKNOWN_VERSION}, 0: {0}, 1: {second}}
+        assert trajectory.policy_version == 0
+        assert len(segment.version_L) == len(segment.tokens_L)
+
+
 def test_what_an_agent_does_to_its_tasks_data_no_other_episode_sees():
     line, given = {"messages": ["a"]}, []
 
@@ -198,7 +244,7 @@ def test_what_an_agent_does_to_its_tasks_data_no_other_episode_sees():
         return 1.0
 
     with playing(agent, Telling(), data=lambda task_id, split: line) as (worker, _):
-        collect(worker, None, group_requests(["task"], 2), NUMBERS)
+        collect(worker, None, group_requests(["task"], 2, 1), NUMBERS)
     assert given == [["a"]] * 2 and line == {"messages": ["a"]}
 
 
@@ -396,7 +442,7 @@ def test_an_agent_that_stops_calling_is_ended_and_the_engines_time_is_not_its_ow
     engine = Telling(step_s=0.3)  # for each of three tokens
     options = {"timeout_s": 0.8, "env": {"timeout_as": timeout_as}}
     with playing(agent, engine, **options) as (worker, agents):
-        (trajectory,) = collect(worker, None, group_requests(["task"], 1), NUMBERS).trajectories
+        (trajectory,) = collect(worker, None, group_requests(["task"], 1, 1), NUMBERS).trajectories
         assert agents.stopped == 1  # and not only as the host closes
     assert not ended.is_set()
     assert (trajectory.stop, trajectory.turns) == ("timeout", 2)
@@ -478,7 +524,9 @@ def test_calls_of_an_episode_that_is_over_are_refused_in_the_collection_and_afte
         return 1.0
 
     with playing(agent, Telling()) as (worker, agents):
-        over, _ = collect(worker, None, group_requests(["over", "other"], 1), NUMBERS).trajectories
+        over, _ = collect(
+            worker, None, group_requests(["over", "other"], 1, 1), NUMBERS
+        ).trajectories
         assert over.turns == 0 and over.turn_rewards == () and over.reward == 1.0
         assert late[1:] == ["episode_over"]
         after = agents.submit(refusal(late[0], ask("c"))).result(5)
@@ -532,7 +580,7 @@ def test_a_run_that_stops_ends_its_agents_and_refuses_their_calls():
 
     with playing(agent, engine, stop=stop) as (worker, agents):
         with pytest.raises(Stopped):
-            collect(worker, None, group_requests(["one", "two"], 1), NUMBERS)
+            collect(worker, None, group_requests(["one", "two"], 1, 1), NUMBERS)
         assert sorted(agents.closed) == sorted(agents.sessions) and agents.stopped == 2
         after = agents.submit(refusal(agents.sessions["0"], ask("c"))).result(5)
         assert after.code == "episode_over"
@@ -668,7 +716,7 @@ def sampler():
 
 def test_an_agent_that_plays_an_environment_gives_its_trajectories_to_the_last_bit(sampler):
     _, params, engine = sampler
-    requests = group_requests(["1", "3", "2", "9"], 3)
+    requests = group_requests(["1", "3", "2", "9"], 3, 1)
     agents = Agents(by_hand)
     hosts = [
         EnvironmentHost(EnvPool(Desk, 4, workers=4, timeout_s=30.0)),
@@ -726,7 +774,7 @@ async def restless(task, session):
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_whatever_agents_do_the_samplers_log_probabilities_are_the_networks(sampler, deterministic):
     network, params, engine = sampler
-    agents, requests = Agents(restless), group_requests(["1", "2", "3", "4", "5"], 3)
+    agents, requests = Agents(restless), group_requests(["1", "2", "3", "4", "5"], 3, 1)
     settings = dataclasses.replace(SETTINGS, max_turns=9, deterministic=deterministic)
     worker = RolloutWorker(engine, agents.host(timeout_s=20), Numbers(), schema.Env(), settings)
     with contextlib.closing(worker.host):

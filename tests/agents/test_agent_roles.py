@@ -61,7 +61,7 @@ def played(tmp_path):
             engine, host, tokenizer, config.env, config.rollout, roles=config.roles
         )
         try:
-            return collect(worker, None, group_requests(["one"], 1), CollectionOptions(3, 1))
+            return collect(worker, None, group_requests(["one"], 1, 1), CollectionOptions(3))
         finally:
             host.close()
 

@@ -56,9 +56,9 @@ def played(agent, *, rewards=(), temperature=None, **env):
     worker = RolloutWorker(
         engine, host, NumberTokenizer(), config.env, config.rollout, rewards=scorer
     )
-    requests = group_requests(list_tasks(tasks, "train"), 1)
+    requests = group_requests(list_tasks(tasks, "train"), 1, 1)
     try:
-        options = CollectionOptions(seed=3, iteration=1, temperature=temperature)
+        options = CollectionOptions(seed=3, temperature=temperature)
         collected = collect(worker, None, requests, options)
     finally:
         host.close()

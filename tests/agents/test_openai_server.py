@@ -13,8 +13,10 @@ import openai_cases as cases
 import pytest
 from rollout_cases import NumberTokenizer, make_worker
 
-from seeupo_jax.agents import openai_server
-from seeupo_jax.agents.openai_server import DIALECTS, OpenAIServer, request_seed
+from seeupo_jax.agents import request_engine
+from seeupo_jax.agents.action_client import request_seed
+from seeupo_jax.agents.openai_server import OpenAIServer
+from seeupo_jax.agents.server_dialects import DIALECTS
 from seeupo_jax.envs.base import StepResult
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.rollout.collect import collect, group_requests
@@ -43,7 +45,7 @@ def server():
 @contextlib.contextmanager
 def connect(server, **settings):
     made = OpenAIServer(server.url, cases.MODEL, **(SETTINGS | settings))
-    made.begin(None, seed=1, iteration=2)
+    made.begin(None, seed=1)
     try:
         yield made
     finally:
@@ -53,17 +55,17 @@ def connect(server, **settings):
 def turn_of(key, *, member=0, turn=0):
     rng = np.random.default_rng((key, member, turn))
     context = rng.integers(0, 29, rng.integers(2, 20)).tolist()
-    return Turn(key, context, group=key, task=key, member=member, turn=turn)
+    return Turn(key, context, key, key, member, turn, iteration=2)
 
 
-def play(engine, turns):
-    """The actions of turns, by key."""
+def play(engine, turns, count=None):
+    """The actions of turns, by key; `count`: with those that were asked for before."""
     for turn in turns:
         engine.submit(turn)
     actions = []
     while (come := engine.step(False)) is not None:
         actions += come
-    assert len(actions) == len(turns) and not engine.busy
+    assert len(actions) == (len(turns) if count is None else count) and not engine.busy
     return {action.key: action for action in actions}
 
 
@@ -71,10 +73,10 @@ def play_one(engine, turn=None):
     return play(engine, [turn_of(0) if turn is None else turn])[0]
 
 
-def sampled(turn, *, seed=1, iteration=2, **changes):
+def sampled(turn, *, seed=1, **changes):
     """What the policy samples in this turn without a server."""
     settings = {"temperature": 0.7, "top_k": -1, "top_p": 1.0, "max_tokens": 6} | changes
-    number = request_seed(seed, iteration, turn.task, turn.member, turn.turn)
+    number = request_seed(seed, turn.iteration, turn.task, turn.member, turn.turn)
     return cases.sample(turn.context, seed=number, stop_token_ids=END_IDS, **settings)
 
 
@@ -131,15 +133,27 @@ def test_a_collection_samples_from_its_own_seed_and_iteration(server):
     with connect(server) as engine:
         first = play_one(engine)
         assert play_one(engine) == first
-        engine.begin(None, seed=5, iteration=2**31 + 7)
-        assert play_one(engine).tokens == sampled(turn_of(0), seed=5, iteration=2**31 + 7)[0]
+        engine.begin(None, seed=5)
+        turn = dataclasses.replace(turn_of(0), iteration=2**31 + 7)
+        assert play_one(engine, turn).tokens == sampled(turn, seed=5)[0]
+
+
+def test_an_action_has_the_version_at_its_request(server):
+    with connect(server) as engine:
+        engine.begin(None, seed=1, version=4)
+        engine.submit(turn_of(0))
+        engine.swap(None, 5)
+        actions = play(engine, [turn_of(1)], count=2)
+    for key, version in ((0, 4), (1, 5)):
+        tokens, _ = sampled(turn_of(key))
+        assert (actions[key].tokens, actions[key].version_L) == (tokens, [version] * len(tokens))
 
 
 def test_a_collection_may_have_another_temperature(server):
     with connect(server) as engine:
-        engine.begin(None, seed=1, iteration=2, temperature=0.2)
+        engine.begin(None, seed=1, temperature=0.2)
         assert play_one(engine).logp == sampled(turn_of(0), temperature=0.2)[1]
-        engine.begin(None, seed=1, iteration=2)
+        engine.begin(None, seed=1)
         assert play_one(engine).logp == sampled(turn_of(0))[1]
 
 
@@ -210,7 +224,7 @@ def test_a_passing_fault_costs_retries_only(server, fault):
         action = play_one(engine)
         assert (action.tokens, action.logp) == sampled(turn_of(0))
         assert engine.usage() == {"server_retries": 2, "server_failures": 0}
-        engine.begin(None, seed=1, iteration=2)
+        engine.begin(None, seed=1)
         assert sum(engine.usage().values()) == 0
 
 
@@ -306,7 +320,7 @@ def test_the_wait_for_an_action_is_short(server):
 
 def test_an_action_that_has_come_does_not_wait_for_one_that_has_not(server, monkeypatch):
     released = threading.Event()
-    monkeypatch.setattr(openai_server, "STEP_S", 10)
+    monkeypatch.setattr(request_engine, "STEP_S", 10)
     with connect(server) as engine:
         server.script.append(lambda reply: released.wait(20) and cases.right(reply))
         engine.submit(turn_of(0))
@@ -328,7 +342,7 @@ def test_a_new_collection_hears_nothing_of_the_last(server):
             engine.submit(turn)
         while len(server.asked) < 2:
             time.sleep(0.001)
-        engine.begin(None, seed=1, iteration=2)
+        engine.begin(None, seed=1)
         assert not engine.busy and engine.step(False) is None
         released.set()
         wanted = turn_of(0, turn=2)
@@ -491,19 +505,19 @@ class Counting:
 
 def test_a_collection_plays_on_a_server_what_the_policy_would_play(server):
     pool = EnvPool(Counting, 4, workers=2, timeout_s=20.0)
-    requests = group_requests(["5", "6 8", "9"], 2)
+    requests = group_requests(["5", "6 8", "9"], 2, 6)
     with connect(server, sampling=SAMPLING._replace(max_tokens=3)) as engine:
         server.script.extend([FAULTS["overload"]] * 2)
         worker = make_worker(engine, pool, max_turns=5)
-        collected = collect(worker, None, requests, CollectionOptions(seed=4, iteration=6))
+        collected = collect(worker, None, requests, CollectionOptions(seed=4))
     pool.close()
     assert collected.usage == collections.Counter(server_retries=2)
     for request, trajectory in zip(requests, collected.trajectories, strict=True):
         conversation = NumberTokenizer().begin(trajectory.messages[:1], ())
         for number in range(3):
             task = task_number(request.task_id)
-            turn = Turn(0, conversation.tokens, 0, task, request.member, number)
-            tokens, logp = sampled(turn, seed=4, iteration=6, max_tokens=3)
+            turn = Turn(0, conversation.tokens, 0, task, request.member, number, iteration=6)
+            tokens, logp = sampled(turn, seed=4, max_tokens=3)
             (segment,) = trajectory.segments
             assert segment.tokens_L[segment.turn_L == number].tolist() == tokens
             np.testing.assert_allclose(segment.logp_L[segment.turn_L == number], logp, rtol=1e-6)

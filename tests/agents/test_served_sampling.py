@@ -77,7 +77,7 @@ def served():
         per_turn=True,
         constraints=Constraints(tokenizer(), made.arch.vocab_size, FORMAT),
     )
-    engine.begin(params, seed=1, iteration=0)
+    engine.begin(params, seed=1)
     limits = {"max_action_tokens": ACTION, "max_context": CONTEXT}
     serving = ServingSession(engine, tokenizer(), AnswerForm(FORMAT), **limits)
     rules = SamplingRules(1.0, serves=True, constrains=True)
@@ -430,7 +430,6 @@ def test_a_prompt_may_have_several_continuations(client):
         ("logprobs", {"logprobs": 21}),
         ("suffix", {"suffix": "x"}),
         ("stop_token_ids", {"extra_body": {"stop_token_ids": [6]}}),
-        ("return_tokens_as_token_ids", {"extra_body": {"return_tokens_as_token_ids": True}}),
     ],
 )
 def test_a_prompt_that_cannot_be_continued_is_refused_by_its_field(client, param, options):

@@ -55,7 +55,7 @@ def serve(made):
     with contextlib.ExitStack() as stack:
 
         def start(temperature=0.01, **options):
-            engine.begin(params, seed=1, iteration=0, temperature=temperature)
+            engine.begin(params, seed=1, temperature=temperature)
             limits = {"max_action_tokens": ACTION, "max_context": CONTEXT}
             serving = ServingSession(
                 engine, TOKENIZER, AnswerForm(choose_format("hermes")), **limits, **options
@@ -223,7 +223,7 @@ class Released:
 
 def test_the_pages_of_a_client_that_vanished_are_released(made):
     engine, params = made
-    engine.begin(params, seed=1, iteration=0, temperature=0.01)
+    engine.begin(params, seed=1, temperature=0.01)
     released = Released(engine)
     limits = {"max_action_tokens": ACTION, "max_context": CONTEXT}
     serving = ServingSession(released, TOKENIZER, AnswerForm(choose_format("hermes")), **limits)
@@ -338,7 +338,7 @@ def test_what_is_open_when_it_stops_is_refused_and_what_comes_later_too(serve):
 
 def test_a_call_that_waits_when_the_server_stops_is_answered_503(made):
     engine, params = made
-    engine.begin(params, seed=1, iteration=0, temperature=0.01)
+    engine.begin(params, seed=1, temperature=0.01)
     limits = {"max_action_tokens": ACTION, "max_context": CONTEXT}
     serving = ServingSession(engine, TOKENIZER, AnswerForm(choose_format("hermes")), **limits)
     endpoint = Endpoint(

@@ -51,9 +51,8 @@ def ragged(seed):
     return logp_NL, old_logp_NL, mask_NL, rng.normal(size=(ROWS, LENGTH)), rng.uniform(0.5, 2, ROWS)
 
 
-def importance(seed, ratio):
-    shape = (ROWS, LENGTH) if ratio == "token" else (ROWS,)
-    return np.random.default_rng(seed + 100).uniform(0.1, 1.5, shape)
+def importance(seed):
+    return np.random.default_rng(seed + 100).uniform(0.1, 1.5, (ROWS, LENGTH))
 
 
 def row_twin(logp_A, old_logp_A, advantage_A, factor, weigh, objective, ratio, clips):
@@ -135,7 +134,8 @@ def twin(arrays, weigh, objective, ratio, clips):
     for n in np.flatnonzero(mask_NL.any(axis=1)):
         own = mask_NL[n]
         rows = logp[n, own], torch.tensor(old_logp_NL[n, own]), torch.tensor(advantage_NL[n, own])
-        own_weigh = torch.tensor(weigh[n, own] if ratio == "token" else weigh[n])
+        own_weigh = torch.tensor(weigh[n, own])
+        own_weigh = own_weigh if ratio == "token" else own_weigh.mean()
         terms[n], shares[n] = row_twin(*rows, factor_N[n], own_weigh, objective, ratio, clips)
     terms.sum().backward()
     return terms.detach().numpy(), shares.numpy(), logp.grad.numpy()
@@ -163,10 +163,10 @@ def test_terms_shares_and_gradients_agree_with_torch(objective, ratio, clips):
     names = ("clip_low", "clip_high", "clip_dual")
     options = choices | dict(zip(names, clips, strict=True))
     for seed, weighed in ((0, True), (1, True), (2, False)):
-        arrays, weigh = ragged(seed), importance(seed, ratio)
+        arrays, weigh = ragged(seed), importance(seed)
         weigh = weigh if weighed else np.ones_like(weigh)
         expected = twin(arrays, weigh, *choices.values(), clips)
-        result = terms_and_slopes(arrays, importance=weigh if weighed else None, **options)
+        result = terms_and_slopes(arrays, importance_NL=weigh if weighed else None, **options)
         for got, want in zip(result, expected, strict=True):
             np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5)
 

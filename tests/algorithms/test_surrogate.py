@@ -12,7 +12,6 @@ import pytest
 from seeupo_jax.algorithms.surrogate import (
     clipped_surrogate,
     kl_estimate,
-    truncated_importance,
     turn_ratio,
     update_weight,
 )
@@ -105,55 +104,6 @@ def test_ratios_are_float32_for_half_precision_input():
     ratio = turn_ratio(logp_NL, old_logp_NL, np.ones((1, 2)))
     np.testing.assert_allclose(ratio, [np.exp(0.015625)], rtol=1e-6)
     assert ratio.dtype == jnp.float32
-
-
-def test_truncated_importance_by_hand():
-    old_logp_NL = np.log([[0.5, 0.2, 0.9], [0.3, 0.6, 0.9]])
-    sampler_logp_NL = np.log([[0.25, 0.4, 0.1], [0.6, 0.15, 0.9]])
-    mask_NL = np.array([[1, 1, 0], [1, 1, 1]])
-    # Quotients 2, 0.5 and 0.5, 4, 1: products 1 and 2, their roots 1 and 2^(1/3).
-    expected = {
-        "geometric": [1.0, 1.2],
-        "product": [1.0, 1.2],
-        "token": [[1.2, 0.5, 1.0], [0.5, 1.2, 1.0]],
-    }
-    for level, value in expected.items():
-        weight = truncated_importance(old_logp_NL, sampler_logp_NL, mask_NL, level=level, clip=1.2)
-        np.testing.assert_allclose(weight, value, rtol=1e-6)
-        assert weight.dtype == jnp.float32
-    arrays = (old_logp_NL, sampler_logp_NL, mask_NL)
-    for level, value in (("geometric", 2 ** (1 / 3)), ("product", 2.0)):
-        weight = truncated_importance(*arrays, level=level, clip=3.0)
-        np.testing.assert_allclose(weight, [1.0, value], rtol=1e-6)
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_truncated_importance_is_a_constant_that_no_padding_reaches(level):
-    old_logp_NL, sampler_logp_NL, mask_NL = ragged(5)
-    weight = partial(truncated_importance, mask_NL=mask_NL, level=level, clip=1.1)
-    clean = weight(old_logp_NL, sampler_logp_NL)
-    assert clean.max() == np.float32(1.1) > clean.min()
-    for garbage in GARBAGE:
-        arrays = [np.where(mask_NL, x, garbage) for x in (old_logp_NL, sampler_logp_NL)]
-        np.testing.assert_array_equal(weight(*arrays), clean)
-        for slope_NL in jax.grad(lambda *a: jnp.sum(weight(*a)), argnums=(0, 1))(*arrays):
-            assert not slope_NL.any()
-
-
-def test_a_sampler_of_the_top_k_weighs_its_actions_by_the_mass_that_it_kept():
-    p = np.array([0.5, 0.3, 0.2])
-    kept = np.log(p[:2] / 0.8)  # what a sampler with top_k=2 records
-    weight = truncated_importance(
-        np.log(p[:2])[None], kept[None], np.ones((1, 2)), level="product", clip=2.0
-    )
-    np.testing.assert_allclose(weight, [0.8**2], rtol=1e-6)
-
-
-def test_a_quotient_too_large_for_float32_is_truncated():
-    weight = truncated_importance(
-        np.zeros((1, 2)), np.full((1, 2), -500.0), np.ones((1, 2)), level="product", clip=2.0
-    )
-    np.testing.assert_array_equal(weight, [2.0])
 
 
 @pytest.mark.parametrize(

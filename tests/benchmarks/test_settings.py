@@ -57,8 +57,8 @@ def test_all_techniques_are_named_by_one_word():
     [
         (
             "",
-            "bench: got ''; allowed: one of update, rollout, iteration, sft, gain, agents,"
-            " processes, serving, all, report, estimates, accelerator.",
+            "bench: got ''; allowed: one of update, rollout, iteration, sft, gain,"
+            " asynchronous, agents, processes, serving, all, report, estimates, accelerator.",
         ),
         ("sweep", "bench: got 'sweep'; allowed: one of update"),
         ("update --groups=0", "--groups: got '0'; allowed: a whole number >= 1."),

@@ -10,6 +10,7 @@ from seeupo_jax.configuration.algorithm import Algorithm, fused_refresh_applies
 from seeupo_jax.configuration.layers import given_options
 from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
 
+AHEAD = {"max_lag": 1, "devices": 1}  # of config.rollout
 HEAD = "head"  # no group
 
 
@@ -91,6 +92,9 @@ HEAD = "head"  # no group
         ("kl_control.target", {"kl_control": {"horizon": 3.0}}),
         ("importance.clip", {"importance": {"level": "geometric"}}),
         ("importance.level", {"importance": {"clip": 2.0, "level": "geometric"}, "ratio": "token"}),
+        ("importance.level", {"importance": {"clip": 2, "level": "geometric", "per": "token"}}),
+        ("importance.low", {"importance": {"clip": 2.0, "low": 0.5}}),
+        ("importance.low", {"importance": {"clip": 2.0, "low": 2.0, "method": "mask"}}),
         ("forks.kind", {"forks": {"kind": "tree"}}),
         ("critic.coef", {"advantage": "gae", "critic": {"kind": "head", "coef": 1e30}}),
         ("critic.kind", {"critic": {"kind": "heads"}}),
@@ -294,7 +298,10 @@ def test_a_penalty_on_changes_needs_a_step_before_it_or_a_sampler_behind():
     choices = {"covariance": {"kind": "kl"}, "inner_epochs": 2}
     assert from_dict({"recipe": "grpo", "algorithm": choices}).algorithm.covariance.kind == "kl"
     one = {"recipe": "grpo", "algorithm": choices | {"inner_epochs": 1}}
-    assert from_dict(one | {"rollout_ahead": 1}).algorithm.covariance.kind == "kl"
+    assert from_dict(one | {"rollout": AHEAD}).algorithm.covariance.kind == "kl"
+    with pytest.raises(ValueError, match=r"config\.algorithm\.covariance"):
+        weighed = one["algorithm"] | {"importance": {"clip": 2.0}}
+        from_dict(one | {"algorithm": weighed, "rollout": AHEAD})
 
 
 def test_rewards_weigh_at_least_0_where_their_deviations_are_added_up():
@@ -313,8 +320,31 @@ def test_rewards_weigh_at_least_0_where_their_deviations_are_added_up():
 
 def test_what_has_ratios_may_be_sampled_ahead_and_stepped_on_twice():
     for name in ("seeupo", "grpo", "gspo", "ppo", "cispo", "dapo"):
-        values = {"recipe": name, "rollout_ahead": 1, "rollout": {"top_p": 1.0}}
-        assert from_dict(values | {"algorithm": {"inner_epochs": 2}}).rollout_ahead == 1
+        values = {"recipe": name, "rollout": {**AHEAD, "top_p": 1.0}}
+        twice = {"inner_epochs": 2, "dynamic_sampling": 0}
+        assert from_dict(values | {"algorithm": twice}).rollout.max_lag == 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"recipe": "rloo"},
+        {"recipe": "reinforce"},
+        {"algorithm": {"old_policy": "turn"}},
+        {"rollout": {"top_p": 0.9, "top_k": 20}},
+        {"rollout": {"grammar": "tool_calls", "quantize": "int8"}},
+        {"agent": {"constraints": True}},
+    ],
+    ids=str,
+)
+def test_importance_weights_allow_whatever_is_sampled_ahead(values):
+    importance = {"clip": 2.0, "method": "mask", "per": "trajectory"}
+    weighed = values.get("algorithm", {}) | {"importance": importance}
+    values = values | {"rollout": values.get("rollout", {}) | AHEAD}
+    config = from_dict(values | {"algorithm": weighed})
+    assert config.rollout.max_lag == 1 and config.algorithm.importance.per == "trajectory"
+    with pytest.raises(ValueError, match="config.rollout.max_lag|config.agent.constraints"):
+        from_dict(values)
 
 
 @pytest.mark.parametrize(

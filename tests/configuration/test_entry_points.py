@@ -183,8 +183,12 @@ def test_what_has_no_ratio_may_not_be_sampled_ahead():
     with pytest.raises(
         ValueError, match="objective='own_parts:BARE'; allowed: .*cispo or clipped or dppo_kl"
     ):
-        from_dict({"rollout_ahead": 1, "algorithm": {"objective": "own_parts:BARE"}})
-    from_dict({"rollout_ahead": 1, "algorithm": {"objective": "own_parts:PLAIN"}})
+        from_dict(
+            {"rollout": {"max_lag": 1, "devices": 1}, "algorithm": {"objective": "own_parts:BARE"}}
+        )
+    from_dict(
+        {"rollout": {"max_lag": 1, "devices": 1}, "algorithm": {"objective": "own_parts:PLAIN"}}
+    )
 
 
 @pytest.mark.parametrize("recipe", ["own_parts:recipe", "own_parts:FIELDS"])

@@ -11,6 +11,9 @@ from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.configuration.schema import Config, Mesh
 
+AHEAD = {"max_lag": 1, "devices": 1}  # of config.rollout
+SERVED = {"engine": "openai", "servers": ("http://a:1",)}
+
 
 def _refused(values):
     with pytest.raises(ValueError) as error:
@@ -52,6 +55,14 @@ def test_given_values_replace_defaults_and_nothing_else():
     assert config.rollout.group_size == 4
     assert dataclasses.replace(config.rollout, group_size=8) == Config().rollout
     assert dataclasses.replace(config, rollout=Config().rollout) == Config()
+
+
+@pytest.mark.parametrize("values", [{"rollout_ahead": 1}, {"rollout_ahead": 0}])
+def test_what_replaces_a_field_that_is_gone_is_said(values):
+    said = _refused(values)
+    assert said.startswith("config.rollout_ahead: no such field; config.rollout.max_lag=1 with")
+    with pytest.raises(ValueError, match="rollout_ahead: no such field; config.rollout.max_lag=1"):
+        load_config({}, [f"{name}={value}" for name, value in values.items()])
 
 
 @pytest.mark.parametrize("concurrency, at_once", [(None, 24), (5, 5), (100, 100)])
@@ -182,7 +193,10 @@ def test_a_value_of_the_wrong_type_is_refused(key, value, allowed):
         ("rollout.reset_ahead_s", 1e30, "a number from 0 to 1000000."),
         ("rollout.cache_gib", 0.0, "a number > 0, or none"),
         ("rollout.slots", 0, "a number >= 1, or none"),
-        ("rollout_ahead", 2, "a number from 0 to 1"),
+        ("rollout.max_lag", 65, "a number from 0 to 64"),
+        ("rollout.devices", -1, "a number >= 0"),
+        ("rollout.port", 65_536, "a number from 0 to 65535, or none"),
+        ("rollout.on_swap", "drop", "one of keep, prefill"),
         ("algorithm.order", "backwards", "one of reverse, forward, random, custom"),
         ("algorithm.scale", "global", "one of batch, none, group"),
         ("mesh.fsdp", 0, "-1 or a number >= 1"),
@@ -262,31 +276,102 @@ def test_a_value_out_of_range_is_refused(key, value, allowed):
         ),
         ({"model": {"heads": 4, "kv_heads": 3}}, "model.kv_heads", "a divisor of heads=4"),
         (
-            {"rollout_ahead": 1, "algorithm": {"old_policy": "turn"}},
-            "rollout_ahead",
+            {"rollout": AHEAD, "algorithm": {"old_policy": "turn"}},
+            "rollout.max_lag",
             "got 1 with algorithm.old_policy='turn'; allowed: 0 unless it is iteration",
         ),
         (
-            {"rollout_ahead": 1, "agent": {"constraints": True}},
+            {"rollout": AHEAD, "agent": {"constraints": True}},
             "agent.constraints",
-            "allowed: False, since ratios",
+            "allowed: False unless algorithm.importance is set",
         ),
+        ({"rollout": AHEAD | {"top_k": 20}}, "rollout.max_lag", "rollout.top_k=20; allowed: 0 un"),
+        ({"rollout": AHEAD | {"top_p": 0.9}}, "rollout.max_lag", "rollout.top_p=0.9; allowed: 0"),
         (
-            {"rollout_ahead": 1, "algorithm": {"importance": {"clip": 2.0}}},
-            "rollout_ahead",
-            "got 1 with algorithm.importance=Importance(clip=2.0, level='sequence'); allowed: 0",
-        ),
-        ({"rollout_ahead": 1, "rollout": {"top_k": 20}}, "rollout_ahead", "rollout.top_k=20; all"),
-        ({"rollout_ahead": 1, "rollout": {"top_p": 0.9}}, "rollout_ahead", "rollout.top_p=0.9; a"),
-        (
-            {"rollout_ahead": 1, "rollout": {"grammar": "tool_calls"}},
-            "rollout_ahead",
+            {"rollout": AHEAD | {"grammar": "tool_calls"}},
+            "rollout.max_lag",
             "got 1 with rollout.grammar='tool_calls'; allowed: 0 unless it is none",
         ),
+        ({"rollout": AHEAD, "recipe": "rloo"}, "rollout.max_lag", "objective='logp'; allowed: 0"),
         (
-            {"rollout_ahead": 1, "recipe": "rloo"},
-            "rollout_ahead",
-            "objective='logp'; allowed: 0 un",
+            {"rollout": {"max_lag": 1}},
+            "rollout.max_lag",
+            "allowed: 0, unless rollout.devices, rollout.port or rollout.engine=openai is set.",
+        ),
+        (
+            {"rollout": {"devices": 1, "port": 8476}},
+            "rollout.port",
+            "got 8476 with rollout.devices=1; allowed: none",
+        ),
+        (
+            {"rollout": AHEAD | {"deterministic": True}},
+            "rollout.deterministic",
+            "got True with rollout.max_lag=1; allowed: False",
+        ),
+        (
+            {"rollout": {"devices": 1}, "algorithm": {"dynamic_sampling": 2}},
+            "algorithm.dynamic_sampling",
+            "got 2 with rollout.devices=1; allowed: 0",
+        ),
+        (
+            {"rollout": {"port": 0}, "recipe": "arpo"},
+            "algorithm.forks.kind",
+            "got entropy with rollout.port=0; allowed: none",
+        ),
+        (
+            {"rollout": {"servers": ("http://a:1",)}},
+            "rollout.servers",
+            "got http://a:1 with rollout.engine=built_in; allowed: none, or rollout.engine=openai",
+        ),
+        (
+            {"rollout": {"engine": "openai"}},
+            "rollout.servers",
+            "allowed: at least one address such as http://HOST:PORT",
+        ),
+        (
+            {"rollout": SERVED | {"temperature": 0.5}},
+            "rollout.temperature",
+            "got 0.5 with rollout.engine=openai; allowed: 1, since",
+        ),
+        (
+            {"rollout": SERVED | {"devices": 1}},
+            "rollout.devices",
+            "got 1 with rollout.engine=openai; allowed: 0",
+        ),
+        (
+            {"rollout": SERVED | {"max_lag": 1, "port": 0}},
+            "rollout.port",
+            "got 0 with rollout.engine=openai; allowed: none",
+        ),
+        (
+            {"rollout": SERVED | {"max_lag": 1, "on_swap": "prefill"}},
+            "rollout.on_swap",
+            "got 'prefill' with rollout.engine=openai; allowed: keep",
+        ),
+        (
+            {
+                "rollout": SERVED | {"max_lag": 1, "deterministic": False},
+                "algorithm": {"dynamic_sampling": 2},
+            },
+            "algorithm.dynamic_sampling",
+            "got 2 with rollout.engine=openai and rollout.max_lag=1; allowed: 0",
+        ),
+        (
+            {
+                "rollout": SERVED | {"max_lag": 1, "deterministic": False},
+                "roles": ({"name": "judge", "path": "package:order_desk"},),
+            },
+            "roles[0].path",
+            "got 'package:order_desk' with rollout.engine=openai and rollout.max_lag=1; allowed: a",
+        ),
+        (
+            {
+                "rollout": SERVED,
+                "lora": {"rank": 2, "merge": False},
+                "model": {"path": "package:order_desk"},
+            },
+            "lora.merge",
+            "got False with rollout.engine=openai; allowed: True",
         ),
         (
             {"rollout": {"grammar": "tool_calls"}, "agent": {"tool_format": "gemma"}},

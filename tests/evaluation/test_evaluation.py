@@ -118,7 +118,6 @@ def test_what_lists_the_tasks_is_closed_with_the_evaluation_and_with_the_run(tmp
     result = evaluate_policy(config, tmp_path, source, split="test", k=1)
     assert len(result.episodes) == 1 and Held.open == 0
     tasks, part = find_tasks(config), SimpleNamespace(close=lambda: None)
-    worker = SimpleNamespace(host=part, rewards=part, judge=None, engine=None)
     assert Held.open == 1
-    RunComponents.close(SimpleNamespace(tasks=tasks, worker=worker, log=part, source=part))
+    RunComponents.close(SimpleNamespace(tasks=tasks, sampler=part, log=part, source=part))
     assert Held.open == 0

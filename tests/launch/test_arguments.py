@@ -203,6 +203,76 @@ WRONG = [
         [*GCLUSTER, *TRAINING[:1], "--workdir=gs://b/x"],
         "--workdir: got 'gs://b/x', which is lost",
     ),
+    *(
+        (script, [*arguments, *TRAINING, "--role=rollout"], words)
+        for script, arguments, words in (
+            (
+                "tpu_vm.sh",
+                ["all", *TPU, *MORE],
+                "--accelerator-type: got 'v5p-64' with --role=rollout; allowed: one host",
+            ),
+            (
+                "tpu_vm.sh",
+                ["run", *TPU, "--slices=2"],
+                "--slices: got 2 with --role=rollout; allowed: 1",
+            ),
+            ("gcluster.sh", GCLUSTER, "--compute-type: got 'v5p-64' with --role=rollout"),
+            ("gke_xpk.sh", GKE, "--role: got rollout; allowed: none, since jobset.sh"),
+            ("jobset.sh", ["run", *JOBSET, "--bucket=mine"], "--role: got rollout; allowed: none"),
+            ("cpu_processes.sh", ["-n", "2"], "-n: got 2 with --role=rollout; allowed: 1"),
+        )
+    ),
+    (
+        "tpu_vm.sh",
+        ["run", *TPU, *TRAINING[:1], "--workdir=d", "--role", "rollout"],
+        "--workdir: got 'd' with --role=rollout; allowed: the trainer's",
+    ),
+    *(
+        ("jobset.sh", ["run", *JOBSET, "--bucket=mine", *given, *TRAINING], words)
+        for given, words in (
+            (["--worker-spot"], "--workers: got nothing with options of workers"),
+            (["--workers=two"], "--workers: got 'two'; allowed: a whole number"),
+            (["--workers=2"], "--worker-topology: got nothing; allowed: a value such as v6e:2x4"),
+            (
+                ["--workers=2", "--worker-topology=v6e:4x4"],
+                "--worker-topology: got 'v6e:4x4' of several hosts; allowed: one host",
+            ),
+            (
+                ["--workers=2", "--worker-topology=v5p:2x2x2"],
+                "--worker-topology: got 'v5p:2x2x2' of several hosts",
+            ),
+            (
+                ["--workers=2", "--worker-topology=v6e:2x4"],
+                "--config.rollout.port: got nothing with --workers",
+            ),
+        )
+    ),
+    (
+        "jobset.sh",
+        [
+            *["run", *JOBSET, "--workers=2", "--worker-topology=v6e:2x4", TRAINING[0]],
+            *["--workdir=d", "--config.rollout.port=1", "--config.rollout.host=::"],
+            "--config.checkpoint.directory=gs://b/c",
+        ],
+        "--workdir: got 'd' with --workers; allowed: a folder that they share",
+    ),
+    *(
+        (
+            script,
+            [*arguments, *TRAINING, "--config.rollout.port=8790"],
+            "--config.rollout.host: got nothing with --config.rollout.port; allowed: an address",
+        )
+        for script, arguments in (
+            ("jobset.sh", ["run", *JOBSET, "--bucket=mine"]),
+            ("gcluster.sh", GCLUSTER),
+            ("gke_xpk.sh", GKE),
+            ("tpu_vm.sh", ["all", *TPU, *MORE]),
+            ("gpu_slurm.sh", ["submit"]),
+        )
+    ),
+    ("gpu_slurm.sh", ["submit", "--after=x", *TRAINING], "--after: got 'x'; allowed: a whole"),
+    ("jobset.sh", ["logs", "--name=r", "--worker=x"], "--worker: got 'x'; allowed: a number"),
+    ("gpu_slurm.sh", ["logs", "--job=7_"], "--job, of 7_ the task: got ''; allowed: a whole"),
     ("gpu_slurm.sh", ["submit", "--nodes=two"], "--nodes: got 'two'; allowed: a whole number"),
     ("gpu_slurm.sh", ["submit", "--job-name=a b"], "--job-name: got 'a b'"),
     ("gke_xpk.sh", ["logs", *XPK, "--zone", "--dry-run"], "--zone: got nothing; allowed: a"),

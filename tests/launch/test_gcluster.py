@@ -46,6 +46,19 @@ def test_the_command_of_a_pod_is_training_itself_with_its_arguments_whole(toolki
     assert toolkit.calls("python") == [["python", "-m", "seeupo_jax.train", *TRAINING]]
 
 
+def test_a_worker_is_a_job_of_its_own_whose_process_is_alone(toolkit):
+    place = [*RUN[:2], "--compute-type=v6e-8", RUN[-1]]
+    done = toolkit.run("gcluster.sh", *place, *TRAINING, "--role=rollout")
+    assert done.returncode == 0, done.stderr
+    (command,) = [word for word in toolkit.calls()[0] if word.startswith("--command=")]
+    toolkit.tool("python")
+    line = ["/bin/bash", "-c", command.removeprefix("--command=")]
+    subprocess.run(line, cwd=toolkit.checkout, env=toolkit.env, check=True)
+    assert "on_host.sh run --alone python " in command
+    wanted = ["python", "-m", "seeupo_jax.train", *TRAINING, "--role=rollout"]
+    assert toolkit.calls("python") == [wanted]
+
+
 def test_a_name_of_more_than_28_characters_is_refused_before_anything_is_made(toolkit):
     arguments = [each.replace("my-run", "n" * 29) for each in RUN]
     done = toolkit.run("gcluster.sh", *arguments, *TRAINING)

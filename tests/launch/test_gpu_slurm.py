@@ -32,9 +32,10 @@ def slurm(stage):
     return stage
 
 
-def job(stage, nodes=1, shell=()):
+def job(stage, nodes=1, shell=(), alone=(), more=None):
     """The batch script as Slurm starts it on the first node, by `shell` if given."""
-    command = stage.command("slurm_job.sh", "logs/run", ".venv/bin/python", "-m", "it", *TRAINING)
+    training = [".venv/bin/python", "-m", "it", *TRAINING]
+    command = stage.command("slurm_job.sh", "logs/run", *alone, *training)
     (stage.checkout / "logs").mkdir(exist_ok=True)
     slurm = {
         "SLURM_JOB_ID": "4099",
@@ -45,7 +46,7 @@ def job(stage, nodes=1, shell=()):
     return subprocess.Popen(
         [*shell, *command],
         cwd=stage.checkout,
-        env=stage.env | slurm,
+        env=stage.env | slurm | (more or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -68,6 +69,20 @@ def test_a_job_is_submitted_with_time_to_save_and_a_way_back_into_the_queue(slur
             *["-m", "seeupo_jax.train", *TRAINING],
         ]
     ]
+
+
+def test_workers_are_the_tasks_of_an_array(slurm):
+    role = [*TRAINING, "--role=rollout"]
+    more = ["--nodes=4", "--job-name=workers", "--after=122"]
+    done = slurm.run("gpu_slurm.sh", "submit", *more, *role)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "job 123; log: runs/slurm/workers-123_TASK.log\n"
+    (submit,) = slurm.calls()
+    assert {"--nodes=1", "--array=1-4", "--requeue", "--dependency=after:122"} < set(submit)
+    assert "--output=runs/slurm/%x-%A_%a.log" in submit
+    script = submit.index("launch/slurm_job.sh")
+    python = [".venv/bin/python", "-m", "seeupo_jax.train"]
+    assert submit[script + 1 :] == ["runs/slurm/workers", "--alone", *python, *role]
 
 
 def test_a_job_that_slurm_refuses_is_told(slurm):
@@ -135,10 +150,10 @@ def test_a_signal_before_the_script_knows_its_step_reaches_the_step(slurm):
     assert slurm.calls("scontrol") == [["scontrol", "requeue", "4099"]]
 
 
-def preempt(slurm):
+def preempt(slurm, **options):
     """Slurm signals the processes of the step, and not the batch script."""
     slurm.python(f'echo $PPID >"$STAGE/pid"; {WAITS}')
-    with job(slurm) as batch:
+    with job(slurm, **options) as batch:
         assert batch.stdout.readline() == "ready\n"
         subprocess.run(["kill", (slurm.folder / "pid").read_text().strip()], check=True)
         assert batch.stdout.read().startswith("saved\n")
@@ -148,6 +163,15 @@ def preempt(slurm):
 def test_a_preempted_job_is_put_back(slurm):
     assert preempt(slurm) == 0
     assert slurm.calls("scontrol") == [["scontrol", "requeue", "4099"]]
+
+
+def test_a_preempted_worker_is_put_back_without_the_others_of_its_array(slurm):
+    array = {"SLURM_ARRAY_JOB_ID": "4099", "SLURM_ARRAY_TASK_ID": "3"}
+    assert preempt(slurm, alone=["--alone"], more=array) == 0
+    # The number of the array, which one of its tasks has too, would be all of them.
+    assert slurm.calls("squeue")[0][2] == "--jobs=4099_3"
+    assert slurm.calls("scontrol") == [["scontrol", "requeue", "4099_3"]]
+    assert slurm.calls("python") == [["python", "-m", "it", *TRAINING]]
 
 
 def test_a_cancelled_job_is_not_put_back(slurm):
@@ -182,4 +206,6 @@ def test_the_log_of_a_job_is_followed(slurm):
     (slurm.bin / "tail").unlink()
     slurm.tool("tail")
     assert slurm.run("gpu_slurm.sh", "logs", "--job=7").returncode == 0
-    assert slurm.calls() == [["tail", "-n", "+1", "-F", "runs/slurm/seeupo_jax-7.log"]]
+    assert slurm.run("gpu_slurm.sh", "logs", "--job=7_2").returncode == 0
+    logs = [f"runs/slurm/seeupo_jax-{number}.log" for number in ("7", "7_2")]
+    assert slurm.calls() == [["tail", "-n", "+1", "-F", log] for log in logs]

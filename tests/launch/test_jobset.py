@@ -42,9 +42,9 @@ def jobset(stage, *arguments, training=TRAINING):
     return made
 
 
-def parts(made):
-    """The Job of a slice, its pod and its container."""
-    (slices,) = made["spec"]["replicatedJobs"]
+def parts(made, name="slice"):
+    """The Job of a slice (or of a worker), its pod and its container."""
+    (slices,) = [each for each in made["spec"]["replicatedJobs"] if each["name"] == name]
     job = slices["template"]["spec"]
     (container,) = job["template"]["spec"]["containers"]
     return slices, job, job["template"]["spec"], container
@@ -53,9 +53,14 @@ def parts(made):
 ALL = [*BUCKET, "--slices=2", "--service-account=trainer", "--queue=team", "--spot"]
 
 
-@pytest.mark.parametrize("options", [BUCKET, ALL], ids=("few", "all"))
+WORKERS = [*ALL, "--workers=3", "--worker-topology=v6e:2x4"]
+LISTENING = ["--config.rollout.port=8790", "--config.rollout.host=0.0.0.0"]
+ASYNCHRONOUS = [*TRAINING, *LISTENING, "--config.rollout.max_lag=1"]
+
+
+@pytest.mark.parametrize("options", [BUCKET, ALL, WORKERS], ids=("few", "all", "workers"))
 def test_the_jobset_is_one_that_its_schema_allows(stage, options):
-    made = jobset(stage, *options)
+    made = jobset(stage, *options, training=ASYNCHRONOUS)
     assert (made["apiVersion"], made["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
 
 
@@ -71,7 +76,8 @@ def test_a_slice_is_one_job_on_one_node_pool_with_all_chips(stage):
     made = jobset(stage, *ALL)
     slices, job, pod, container = parts(made)
     key = "alpha.jobset.sigs.k8s.io/exclusive-topology"
-    assert made["metadata"]["annotations"] == {key: "cloud.google.com/gke-nodepool"}
+    annotations = slices["template"]["metadata"]["annotations"]
+    assert annotations == {key: "cloud.google.com/gke-nodepool"}
     assert made["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "team"}
     assert slices["replicas"] == 2 and job["parallelism"] == job["completions"] == 16
     assert pod["nodeSelector"] == {
@@ -162,10 +168,12 @@ def test_words_that_yaml_takes_for_something_else_stay_words(stage):
 
 def test_names_of_pods_are_short_enough(stage):
     name = "a" * 40
-    made = jobset(stage, *BUCKET, f"--name={name}", "--slices=99", "--topology=v5p:16x16x24")
-    slices, job, *_ = parts(made)
-    last = f"{name}-{slices['name']}-{slices['replicas'] - 1}-{job['completions'] - 1}-abcde"
-    assert len(last) <= POD_NAME
+    large = ["--slices=99", "--topology=v5p:16x16x24", "--workers=999", WORKERS[-1]]
+    made = jobset(stage, *BUCKET, f"--name={name}", *large, training=ASYNCHRONOUS)
+    for each in ("slice", "worker"):
+        jobs, job, *_ = parts(made, each)
+        last = f"{name}-{each}-{jobs['replicas'] - 1}-{job['completions'] - 1}-abcde"
+        assert len(last) <= POD_NAME
 
 
 def test_the_jobset_is_applied_as_it_is_printed(cluster):
@@ -192,9 +200,68 @@ def test_the_first_hosts_log_is_followed_and_a_jobset_deleted(cluster):
     assert logs[4:] == [
         "--container=train",
         "--selector=jobset.sigs.k8s.io/jobset-name=my-run,"
+        "jobset.sigs.k8s.io/replicatedjob-name=slice,"
         "batch.kubernetes.io/job-completion-index=0,jobset.sigs.k8s.io/job-index=0",
     ]
     assert delete == ["kubectl", "delete", "jobset/my-run"]
+
+
+def test_the_log_of_one_worker_is_followed(cluster):
+    assert cluster.run("jobset.sh", "logs", "--name=my-run", "--worker=2").returncode == 0
+    ((*_, selector),) = cluster.calls()
+    assert "/replicatedjob-name=worker," in selector and selector.endswith("/job-index=2")
+
+
+def test_a_worker_is_a_job_of_one_host_that_runs_the_same_command_alone(stage):
+    flags = "--worker-flags=--config.mesh.tensor=8  --config.env.options={'a':'*'}"
+    made = jobset(stage, *WORKERS, flags, training=ASYNCHRONOUS)
+    workers, job, pod, container = parts(made, "worker")
+    *_, trainer = parts(made)
+    assert workers["replicas"] == 3 and job["parallelism"] == job["completions"] == 1
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
+        "cloud.google.com/gke-tpu-topology": "2x4",
+    }
+    assert container["resources"]["limits"] == {"google.com/tpu": 8}
+    # Several workers may have nodes of one pool.
+    assert "metadata" not in workers["template"]
+    run = ["launch/on_host.sh", "run"]
+    training = ["python", "-m", "seeupo_jax.train", *ASYNCHRONOUS]
+    assert trainer["command"] == [*run, *training]
+    own = ["--config.mesh.tensor=8", "--config.env.options={'a':'*'}"]
+    # It waits for slices that wait for nodes: that it gives them up is no mistake of a user.
+    wanted = [*run, "--alone", *training, "--patience=86400", *own, "--role=rollout"]
+    assert container["command"] == wanted
+    assert container["volumeMounts"] == trainer["volumeMounts"]
+
+
+def test_workers_may_be_on_spot_machines_and_slices_not(stage):
+    options = [*BUCKET, *WORKERS[-2:], "--worker-spot"]
+    made = jobset(stage, *options, training=ASYNCHRONOUS)
+    spot = "cloud.google.com/gke-spot"
+    *_, slice_pod, _ = parts(made)
+    *_, worker_pod, _ = parts(made, "worker")
+    assert worker_pod["nodeSelector"][spot] == "true" and spot not in slice_pod["nodeSelector"]
+    assert len(worker_pod["tolerations"]) == 2 and len(slice_pod["tolerations"]) == 1
+
+
+def test_a_lost_worker_comes_back_without_the_slices_and_the_run_ends_with_them(stage):
+    made = jobset(stage, *WORKERS, "--max-restarts=7", training=ASYNCHRONOUS)
+    _, job, pod, _ = parts(made, "worker")
+    mistake, stopped, preempted = job["podFailurePolicy"]["rules"]
+    assert (mistake["action"], mistake["onExitCodes"]["values"]) == ("FailJob", [2])
+    # Neither counts: its Job makes another pod.
+    assert (stopped["action"], stopped["onExitCodes"]["values"]) == ("Ignore", [143])
+    assert preempted == {
+        "action": "Ignore",
+        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+    }
+    assert job["backoffLimit"] == 7 and pod["restartPolicy"] == "Never"
+    assert parts(made)[1]["backoffLimit"] == 0  # a lost host of a slice is all slices' affair
+    # Actions for one Job need a feature gate of JobSet that is off by default.
+    assert [rule["action"] for rule in made["spec"]["failurePolicy"]["rules"]] == ["FailJobSet"]
+    assert made["spec"]["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["slice"]}
+    assert "successPolicy" not in jobset(stage, *BUCKET)["spec"]
 
 
 ANSWERS = """

@@ -51,6 +51,28 @@ def test_a_command_that_fails_after_the_signal_has_failed(host):
     assert process.returncode == 5
 
 
+SLICE = {  # as GKE sets them in a pod of several slices
+    "MEGASCALE_COORDINATOR_ADDRESS": "slice-0-0",
+    "MEGASCALE_NUM_SLICES": "2",
+    "MEGASCALE_SLICE_ID": "1",
+    "TPU_WORKER_HOSTNAMES": "slice-1-0,slice-1-1",
+    "TPU_WORKER_ID": "1",
+}
+NAMES = " ".join(f"${name}" for name in SLICE)
+
+
+def test_a_command_that_is_alone_sees_no_slice(host):
+    host.env |= SLICE
+    shown = ["sh", "-c", f"echo {NAMES}"]
+    assert host.run("on_host.sh", "run", *shown).stdout == " ".join(SLICE.values()) + "\n"
+    file = host.folder / "exit code"
+    done = host.run("on_host.sh", "run", "--code", str(file), "--alone", *shown)
+    assert done.stdout == "localhost 0\n" and file.read_text() == "0\n"
+    host.env = {name: value for name, value in host.env.items() if name not in SLICE}
+    assert host.run("on_host.sh", "run", "--alone", *shown).stdout == "\n"
+    assert host.run("on_host.sh", "run", "--alone").returncode == 2  # no command
+
+
 def test_a_run_in_the_background_is_followed_stopped_and_asked_for_its_end(host):
     def code():
         return host.run("on_host.sh", "code").stdout.strip()

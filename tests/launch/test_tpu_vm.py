@@ -258,6 +258,18 @@ def test_training_runs_on_all_hosts_with_its_arguments_and_its_log_is_shown(clou
     assert cloud.calls("gcloud")[-1][4:7] == ["delete", "q", "--force"]
 
 
+def test_a_worker_that_is_preempted_comes_back_as_a_worker(cloud):
+    states(cloud, "ABSENT", "ACTIVE", after=("ACTIVE",))
+    trains(cloud, PREEMPTED)
+    kind = ["--accelerator-type=v6e-8", KIND[1], "--spot", "--keep-alive"]
+    role = [*TRAINING, "--role=rollout"]
+    done = cloud.run("tpu_vm.sh", "all", *HERE, *kind, *FAST, *role)
+    assert done.returncode == 0 and "goes on" in done.stdout, done.stderr
+    assert cloud.calls("training") == [["training", "-m", "seeupo_jax.train", *role]] * 2
+    starts = [verb for verb in verbs(cloud) if "on_host.sh start" in verb]
+    assert len(starts) == 2 and all("start --alone .venv/bin/python" in start for start in starts)
+
+
 def test_training_that_fails_is_reported_with_its_exit_code(cloud):
     states(cloud, "ABSENT", "ACTIVE")
     trains(cloud, "echo 'error: no such model' >&2; exit 2")

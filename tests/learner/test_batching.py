@@ -51,7 +51,7 @@ def batch_of(rows, turns, shapes=SHAPES, lengths=None, action=3, importance=Fals
     layout = lay_out(rows, action_spans(rows, turns), shapes, lengths)
     per_token = {"old_logp": logps(rows, -1.0), "ref_logp": logps(rows, -2.0)}
     if importance:
-        per_token |= {"start_logp": logps(rows, -3.0), "sampler_logp": rows.logp}
+        per_token["importance"] = logps(rows, -3.0)
     return layout, turn_batch(rows, layout, shapes, per_token, action=action)
 
 
@@ -92,13 +92,11 @@ def test_a_batch_by_hand():
     np.testing.assert_array_equal(batch.mask_PA, mask)
     np.testing.assert_array_equal(batch.old_logp_PA, old)
     np.testing.assert_array_equal(batch.ref_logp_PA, 2 * old)
-    np.testing.assert_array_equal(batch.start_logp_PA, 3 * old)
-    np.testing.assert_allclose(batch.sampler_logp_PA, 0.1 * old, rtol=1e-6)
+    np.testing.assert_array_equal(batch.importance_PA, 3 * old)
     np.testing.assert_array_equal(batch.trajectory_P, [0, 1, 2])
     held = {name: array for name, array in batch._asdict().items() if array is not None}
     real = {name for name, array in held.items() if array.dtype == np.float32}
-    logp = {f"{name}_logp_PA" for name in ("old", "ref", "start", "sampler")}
-    assert real == logp | {"mask_PA"}
+    assert real == {"old_logp_PA", "ref_logp_PA", "importance_PA", "mask_PA"}
     assert all(array.dtype == np.int32 for name, array in held.items() if name not in real)
 
 
@@ -234,7 +232,7 @@ def shapes_of(batch):
 
 @pytest.mark.parametrize("replays", [False, True])
 @pytest.mark.parametrize("share", [False, True])
-@pytest.mark.parametrize("importance, arrays", [(False, 11), (True, 13)])
+@pytest.mark.parametrize("importance, arrays", [(False, 11), (True, 12)])
 def test_a_batch_that_is_compiled_for_has_the_shapes_of_a_real_one(
     importance, arrays, share, replays
 ):
@@ -244,7 +242,7 @@ def test_a_batch_that_is_compiled_for_has_the_shapes_of_a_real_one(
         routing = Routing(experts=4, layers=2, per_token=1)
         records = tuple(np.zeros((len(t), routing.size), routing.dtype) for t in rows.tokens)
         rows = replace(rows, routing=routing, experts=ExpertRecord(routing, records))
-    names = ["old_logp", "ref_logp", "action", *["start_logp", "sampler_logp"] * importance]
+    names = ["old_logp", "ref_logp", "action", *["importance"] * importance]
     spans = action_spans(rows, (0,))
     layout = lay_out(rows, spans, shapes)
     fields = {name: logps(rows, 0.0) for name in names}

@@ -1,4 +1,8 @@
-"""Ratios are against the policy that sampled, also where it is not the one that is swept."""
+"""Ratios are against the policy that sampled, also where it is not the one that is swept.
+
+With importance weights they are against the policy before the sweep, and the weights alone against
+the one that sampled.
+"""
 
 import dataclasses
 import functools
@@ -38,9 +42,8 @@ def twin_sweep(trajectories, **choices):
     A sweep asks for those of the parameters that it begins with first.
     """
     behind = {
-        id(segment.tokens_L)
+        id(segment.tokens_L): ~np.isin(segment.versions(trajectory.policy_version), (-1, SWEPT))
         for trajectory in trajectories
-        if trajectory.policy_version not in (None, SWEPT)
         for segment in trajectory.segments
     }
     real, asked = twin.piece_logps, []
@@ -53,7 +56,7 @@ def twin_sweep(trajectories, **choices):
         said = [span.segment.logp_L[span.position_A].astype(np.float64) for span in spans]
         triples = zip(spans, said, exact, strict=True)
         return [
-            said_A if id(p.segment.tokens_L) in behind else exact_A
+            np.where(behind[id(p.segment.tokens_L)][p.position_A], said_A, exact_A)
             for p, said_A, exact_A in triples
         ]
 
@@ -90,10 +93,59 @@ def test_a_sweep_with_trajectories_of_other_policies_is_the_twins_with_what_they
     assert max(abs(on_policy[name] - weight).max() for name, weight in params.items()) > 1e-4
 
 
+def test_every_token_has_the_version_of_its_own_policy():
+    # The policy changed between turns 0 and 1 of every trajectory, from version 0 to the swept one.
+    mixed = [
+        dataclasses.replace(
+            trajectory,
+            segments=tuple(
+                dataclasses.replace(
+                    s, version_L=np.select([s.turn_L == 0, s.turn_L > 0], [0, SWEPT], -1)
+                )
+                for s in trajectory.segments
+            ),
+        )
+        for trajectory in sampled_by(*[0] * 8)
+    ]
+    observed, wanted = observe(mixed), twin_sweep(mixed)
+    params = cases.weights_of(observed.state.params)
+    for name, weight in wanted.weights.items():
+        np.testing.assert_allclose(params[name], weight, atol=1e-5, rtol=1e-5, err_msg=name)
+    # Turn 0 is updated last: the steps before it are those of fresh trajectories.
+    fresh, stale = (observe(sampled_by(*[version] * 8)) for version in (SWEPT, 0))
+    losses = np.array([observed.losses, fresh.losses, stale.losses])
+    np.testing.assert_array_equal(losses[0, :3], losses[1, :3])
+    assert (abs(losses[0, :3] - losses[2, :3]) > 1e-3).all()
+    assert abs(losses[0, 3] - losses[1, 3]) > 1e-3
+
+
 @pytest.mark.parametrize("version", [None, SWEPT])
 def test_trajectories_of_the_policy_that_is_swept_owe_nothing_to_what_was_recorded(version):
     observed = observe(sampled_by(*[version] * 8))
     cases.assert_trees_equal(observed.state, observe(cases.ragged()).state)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"importance": {"clip": 1.1}},
+        {"importance": {"clip": 2.0, "low": 0.5, "method": "reject"}, "ratio": "product"},
+        {"importance": {"clip": 1.2, "per": "trajectory", "method": "mask"}, "ratio": "token"},
+    ],
+    ids=["truncated", "rejected", "masked trajectories"],
+)
+def test_with_importance_weights_ratios_are_to_the_policy_before_the_sweep(choices):
+    trajectories = sampled_by(*VERSIONS)
+    learner = cases.learner(**choices)
+    observed, _ = cases.assert_equal_to_the_twin(
+        learner, trajectories, REVERSE, ref_params=reference()
+    )
+    # The first step begins from that policy: nothing is clipped, however stale a trajectory is.
+    assert observed.metrics["sweep/clip_fraction/turn=4"] == 0
+    own = observe(sampled_by(*[None] * 8), **choices)
+    cases.assert_trees_equal(observed.state, own.state)
+    without = observe(trajectories, ratio=learner.algorithm.ratio)
+    assert without.metrics["sweep/clip_fraction/turn=4"] > 0
 
 
 def test_the_gap_between_sampler_and_trainer_is_told_of_every_policy():

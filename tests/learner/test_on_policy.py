@@ -131,5 +131,5 @@ def test_the_plan_without_the_pass():
 def test_what_another_policy_sampled_is_not_swept_so():
     made = cases.unshared(cases.learner(**ALL), on_policy=True)
     other = [dataclasses.replace(t, policy_version=4) for t in cases.ragged(3)]
-    with pytest.raises(ValueError, match="rollout_ahead: got 0 for trajectories of policy 4, "):
+    with pytest.raises(ValueError, match="max_lag: got 0 for trajectories of policy 4, "):
         observed(made, other)

@@ -22,6 +22,8 @@ REVERSE = [(3,), (2,), (1,), (0,)]
 CUSTOM = (1, 3, 0, 2)
 # Choices of the algorithm (and the temperature) -> the order of their steps. Those of one sweep
 # that reach the compiled step together have one program; each of them has to matter in it.
+MASK, REJECT = {"method": "mask"}, {"method": "reject"}
+GEOMETRIC = {"clip": 1.2, "low": 0.8, **REJECT, "level": "geometric", "per": "trajectory"}
 CASES = {
     "default": ({}, REVERSE),
     "old_policy=turn": ({"old_policy": "turn"}, REVERSE),
@@ -69,6 +71,42 @@ CASES = {
             "turns_per_update": 3,
         },
         [(1, 2, 3), (0,)],
+    ),
+    "token masks": ({"importance": {"clip": 2.0, "low": 0.5, **MASK, "per": "token"}}, REVERSE),
+    "token masks, ratio=token, loss_aggregation=token": (
+        {
+            "importance": {"clip": 2.0, "low": 0.5, **MASK},
+            "ratio": "token",
+            "loss_aggregation": "token",
+        },
+        REVERSE,
+    ),
+    "turns weigh, ratio=token": (
+        {"importance": {"clip": 1.5, "per": "turn", "level": "geometric"}, "ratio": "token"},
+        REVERSE,
+    ),
+    "turn rejection, normalize_by=active": (
+        {"importance": {"clip": 2.0, **REJECT, "per": "turn"}, "normalize_by": "active"},
+        REVERSE,
+    ),
+    "rejection of actions, turns_per_update=3": (
+        {"importance": {"clip": 1.3, "low": 0.5, **REJECT}, "turns_per_update": 3},
+        [(1, 2, 3), (0,)],
+    ),
+    "token masks, turns_per_update=3": (
+        {
+            "importance": {"clip": 2.0, "low": 0.5, **MASK, "per": "token"},
+            "turns_per_update": 3,
+        },
+        [(1, 2, 3), (0,)],
+    ),
+    "trajectory masks, inner_epochs=2": (
+        {"importance": {"clip": 3.0, **MASK, "per": "trajectory"}, "inner_epochs": 2},
+        REVERSE,
+    ),
+    "geometric rejection of trajectories, old_policy=turn": (
+        {"importance": GEOMETRIC, "old_policy": "turn"},
+        REVERSE,
     ),
 }
 # As users compile it; the case without optimizations would say the same of fewer passes.
@@ -177,13 +215,14 @@ def test_metrics_of_truncated_importance(ratio, old_policy):
     # Weights are of the policy that the sweep began with, whichever the ratio is to.
     learner = cases.learner(importance={"clip": 1.1}, ratio=ratio, old_policy=old_policy)
     observed = cases.observe(learner, mismatched())
-    options = twin.Options(order=[], importance={"clip": 1.1, "level": "sequence"}, ratio=ratio)
+    options = twin.Options(order=REVERSE, importance={"clip": 1.1}, ratio=ratio)
     start = cases.weights_of(cases.policy()[1])
-    weights = []
-    for turns in REVERSE:
-        actions = twin.step_actions(mismatched(), turns)
-        logps = twin.action_logps(start, actions, cases.NUMPY_ARCH, options)
-        weights += twin.importances(logps, actions, options)
+    marks = twin.importances(start, mismatched(), cases.NUMPY_ARCH, options)
+    weights = [
+        twin.joined(marks[p.trajectory][p.place][0][p.position_A] for p in action)
+        for turns in REVERSE
+        for action in twin.step_actions(mismatched(), turns)
+    ]
 
     def mean(values):
         return np.mean([value_A.mean() for value_A in values])

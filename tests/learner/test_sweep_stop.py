@@ -25,6 +25,7 @@ CASES = {
     "fused": {},
     "separate, old_policy=turn": {"inner_epochs": 2, "old_policy": "turn"},
     "fused, tis_clip, old_policy=turn": {"importance": {"clip": 1.1}, "old_policy": "turn"},
+    "rejected tokens": {"importance": {"clip": 1.5, "method": "mask", "per": "token"}},
     "order=random": {"order": "random"},
     "Clip-Cov": {
         "ratio": "token",

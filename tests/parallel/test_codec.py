@@ -4,7 +4,7 @@ import pickle
 import re
 import struct
 from collections import Counter, namedtuple
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, make_dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -106,6 +106,15 @@ def test_a_trajectory_is_encoded_by_the_fields_that_files_have_always_had():
         " timeout_counts rewards named_turn_rewards parent fork role_rewards"
     )
     assert (fields["reward"], fields["rewards"]) == (sent.reward, {"env": 0.25})
+
+
+def test_a_segment_of_an_earlier_version_is_read():
+    names = ("tokens_L", "turn_L", "logp_L", "expert_LG", "role")
+    earlier = make_dataclass("Segment", names)
+    sent = earlier(np.arange(2), np.array([-1, 0]), np.zeros(2), None, "seller")
+    got = decode(encode(sent, (earlier,)), (Segment,))
+    assert got.version_L is None and got.versions(3).tolist() == [-1, 3]
+    assert (got.role, got.tokens_L.tolist()) == ("seller", [0, 1])
 
 
 class Code:

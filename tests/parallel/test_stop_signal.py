@@ -209,41 +209,6 @@ def test_stopped_anywhere_it_goes_on_from_there(model, here, capsys):
 
 
 @pytest.mark.exhaustive
-def test_stopped_while_it_samples_ahead_it_goes_on_with_the_same_policies(model, here, capsys):
-    choices = ("rollout_ahead=1", "iterations=3", "checkpoint.every=0", "evaluation.every=0")
-    undisturbed, workdir = model.parent / "ahead", model.parent / "ahead_stopped"
-    here(undisturbed, StopRequest(), *choices)
-    lags = [line["rollout/policy_lag"] for line in cases.iterations(undisturbed)]
-    assert lags == [0, 1, 1]
-    capsys.readouterr()
-    for function, times in (("sweep", 2), ("_sample", 1), ("sweep", 3), ("none of all", 0)):
-        here(workdir, Asked(function, times), *choices)
-        assert "not sampled ahead" not in capsys.readouterr().out
-    assert_same_run(workdir, undisturbed)
-    assert [line["rollout/policy_lag"] for line in cases.iterations(workdir)] == lags
-    assert not (workdir / "checkpoints" / "ahead").exists()
-
-
-@pytest.mark.exhaustive
-def test_killed_while_it_samples_ahead_it_ends_with_the_same_bits(model, here):
-    """The run that is killed is a process of its own; those before and after it are in this one."""
-    undisturbed, workdir = model.parent / "ahead_undisturbed", model.parent / "ahead_killed"
-    choices = ["rollout_ahead=1", "iterations=5", "checkpoint.every=3", "evaluation.every=0"]
-    choices += ["checkpoint.export=False", "optimizer.learning_rate=0.05"]
-    here(undisturbed, StopRequest(), *choices)
-    overrides = [f"--config.{each}" for each in choices]
-    cases.killed_after(3, workdir, cases.command(model, workdir, *overrides))
-    here(workdir, StopRequest(), *choices)
-    assert cases.checksums(workdir) == cases.checksums(undisturbed)
-    for folder in (undisturbed, workdir):
-        lines = cases.iterations(folder)
-        # After a checkpoint an iteration is sampled by the policy that it trains.
-        assert [line["rollout/policy_lag"] for line in lines] == [0, 1, 1, 0, 1]
-        gaps = [line["logp/sampler_trainer_gap"] for line in lines]
-        assert max(gaps[0], gaps[3]) < 1e-4 < 1e-2 < min(gaps[1], gaps[2], gaps[4])
-
-
-@pytest.mark.exhaustive
 def test_a_signal_while_programs_are_compiled_is_heard_before_all_of_them_are(model):
     workdir = model.parent / "signalled"
     (process,) = cases.start(model, workdir, "--config.iterations=1", "--config.rollout.slots=4")

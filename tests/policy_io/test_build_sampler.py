@@ -32,7 +32,7 @@ def test_a_cache_larger_than_what_memory_is_free_is_told_before_it_is_made(monke
 def test_a_sampler_of_8_bits_is_made_and_its_copy_is_planned_with():
     policy, params = build.load_policy(load_config(CONFIG), "package:order_desk")
     engine = build_engine(load_config(CONFIG, ["rollout.quantize=int8"]), policy)
-    engine.begin(policy.merged(params), seed=0, iteration=1)
+    engine.begin(policy.merged(params), seed=0)
     own = jax.tree.leaves_with_path(engine._params)
     made = [(path[-1].key, x) for path, x in own if x.dtype == jnp.int8 or "scale" in path[-1].key]
     assert [name for name, _ in made].count("kernel") == 3 * 7  # layers; q, k, v, out and the MLP's

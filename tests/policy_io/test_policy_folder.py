@@ -28,7 +28,8 @@ from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer
 from seeupo_jax.policy.files.weights import from_pretrained
-from seeupo_jax.policy.network import split_model
+from seeupo_jax.policy.lora import attach_adapters, merge_adapters
+from seeupo_jax.policy.network import split_model, split_trainable
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.build import Policy
@@ -36,8 +37,10 @@ from seeupo_jax.policy_io.policy_folder import (
     check_output,
     check_trained,
     find_step,
+    publish_policy,
     write_policy,
 )
+from seeupo_jax.rollout.weights.versions import newest_version, versions
 from seeupo_jax.training.checks import check_config, check_sampling
 
 
@@ -53,6 +56,50 @@ def test_what_cannot_be_written_is_an_error_of_all_processes(tmp_path):
     assert model.arch.width == learner_cases.ARCH.width
     embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
     np.testing.assert_array_equal(embedding, learner_cases.policy()[1]["embedding"])
+
+
+def test_every_version_for_other_engines_is_a_policy_and_the_newest_two_stay(tmp_path):
+    network, params = learner_cases.policy()
+    policy = Policy(network, None, make_mesh(Mesh()))
+    for version in (0, 1, 2):
+        moved = jax.tree.map(lambda x, version=version: x + version, params)
+        publication = publish_policy(Config(), policy, moved, tmp_path, version)
+        assert publication.failure is None and newest_version(tmp_path) == version
+        write_policy(Config(), policy, moved, tmp_path / "policy")
+        wanted = {file.name: file.read_bytes() for file in (tmp_path / "policy").iterdir()}
+        found = {file.name: file.read_bytes() for file in (tmp_path / str(version)).iterdir()}
+        del found["manifest.json"]
+        assert found == wanted and "model.safetensors" in found
+        shutil.rmtree(tmp_path / "policy")
+    assert versions(tmp_path) == [1, 2]
+
+
+def test_a_version_of_adapters_has_no_files_of_their_model(tmp_path):
+    model = Transformer(Architecture(32, 32, 1, 2, 2, 16, 64), nnx.Rngs(0))
+    save_pretrained(model, tmp_path / "model")
+    config = from_dict({"model": {"path": str(tmp_path / "model")}, "lora": {"rank": 2}})
+    network, params = split_model(attach_adapters(model, build.adapters_of(config)))
+    params, frozen = split_trainable(network, params)
+    moved = jax.tree.map(lambda x: x + 0.5, params)
+    policy = Policy(network, None, make_mesh(Mesh()), frozen, str(tmp_path / "model"))
+    publish_policy(config, policy, moved, tmp_path / "versions", 4)
+    folder = tmp_path / "versions" / "4"
+    assert {file.name for file in folder.iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "manifest.json",
+    }
+    merged, _ = from_pretrained(folder, dtype="float32")
+    wanted = split_model(merge_adapters(network.bind(policy.merged(moved))))[1]
+    jax.tree.map(np.testing.assert_array_equal, split_model(merged)[1], wanted)
+
+
+def test_a_version_for_other_engines_that_cannot_be_written_is_named(tmp_path):
+    network, params = learner_cases.policy()
+    policy = Policy(network, None, make_mesh(Mesh()))
+    (tmp_path / "versions").write_text("a file")
+    failure = publish_policy(Config(), policy, params, tmp_path / "versions", 0).failure
+    assert failure.startswith(f"version 0 could not be published in {tmp_path / 'versions'}: ")
 
 
 @pytest.mark.parametrize("target", ["empty", "policy", "new"])

@@ -116,7 +116,7 @@ def make():
     return engine_of(network, ROLLOUT, NumberTokenizer.end_ids), rollout_cases.stir(params)
 
 
-NUMBERS = CollectionOptions(seed=5, iteration=1)
+NUMBERS = CollectionOptions(seed=5)
 
 
 def collect_with(engine, pool, requests, *, max_turns=3, seen_by=None, **options):
@@ -144,8 +144,9 @@ def run():
     pool.close()
 
 
-def one(run, task_id, **options):
-    (trajectory,) = run([EpisodeRequest(task_id, 0, 0)], **options).trajectories
+def one(run, task_id, iteration=1, **options):
+    request = EpisodeRequest(task_id, 0, 0, iteration=iteration)
+    (trajectory,) = run([request], **options).trajectories
     return trajectory
 
 
@@ -201,7 +202,9 @@ class Paying(Script):
 
 def test_every_turns_reward_is_kept_and_their_sum_is_the_trajectorys():
     pool = EnvPool(Paying, 4, workers=2, timeout_s=60, retries=1, retry_wait_s=0.01)
-    requests = group_requests(["done@3", "done@1", "raise@2", "raise@0", "long@1", "busy*1@2"], 1)
+    requests = group_requests(
+        ["done@3", "done@1", "raise@2", "raise@0", "long@1", "busy*1@2"], 1, 1
+    )
     trajectories = collect_with(make()[0], pool, requests).trajectories
     pool.close()
     rewards = [trajectory.turn_rewards for trajectory in trajectories]
@@ -251,8 +254,8 @@ def test_an_environment_that_fails_is_an_env_error_and_spoils_no_other(
     run, task_id, turns, failure, retries
 ):
     healthy = ["done@3", "done@9", "done@2"]
-    wanted = run(group_requests(healthy, 1)).trajectories
-    requests = [EpisodeRequest(task_id, 7, 1), *group_requests(healthy, 1)]
+    wanted = run(group_requests(healthy, 1, 1)).trajectories
+    requests = [EpisodeRequest(task_id, 7, 1), *group_requests(healthy, 1, 1)]
     failed, *others = run(requests).trajectories
     assert (failed.stop, failed.turns, failed.failed) == ("env_error", turns, True)
     assert failed.info["failure"].startswith(failure)
@@ -263,8 +266,8 @@ def test_an_environment_that_fails_is_an_env_error_and_spoils_no_other(
 
 
 def test_an_environment_that_hangs_costs_its_time_limit_and_its_own_episode(run):
-    wanted = run(group_requests(["done@3"], 3)).trajectories
-    requests = [EpisodeRequest("hang@2", 1, 0), *group_requests(["done@3"], 3)]
+    wanted = run(group_requests(["done@3"], 3, 1)).trajectories
+    requests = [EpisodeRequest("hang@2", 1, 0), *group_requests(["done@3"], 3, 1)]
     began = time.monotonic()
     hung, *others = run(requests).trajectories
     assert TIMEOUT_S <= time.monotonic() - began < TIMEOUT_S + 10
@@ -280,7 +283,7 @@ def test_an_environment_that_hangs_costs_its_time_limit_and_its_own_episode(run)
     [("raise*2@0", 2), ("hang*1@0", 1), ("busy*2@0", 2), ("busy*2@1", 2), ("busy*1@3", 1)],
 )
 def test_a_trajectory_after_retries_is_the_undisturbed_one(run, monkeypatch, task_id, retries):
-    requests = [EpisodeRequest(task_id, 0, 0), *group_requests(["done@3"], 3)]
+    requests = [EpisodeRequest(task_id, 0, 0), *group_requests(["done@3"], 3, 1)]
     got, *others = run(requests).trajectories
     assert (got.stop, got.info["retries"]) == ("max_turns", retries)
     assert sum(Script.happened.values()) == retries + 1 + 3  # "done" happens in the others
@@ -308,14 +311,14 @@ def test_a_message_that_the_tokenizer_refuses_is_not_asked_for_again(run, monkey
 
 
 def test_members_of_a_group_start_alike_and_act_differently(run):
-    trajectories = run(group_requests(["done@3"], 4)).trajectories
+    trajectories = run(group_requests(["done@3"], 4, 1)).trajectories
     assert len({t.segments[0].tokens_L.tobytes() for t in trajectories}) == 4
     assert len({t.messages[0]["content"] for t in trajectories}) == 1
     assert [t.info["member"] for t in trajectories] == [0, 1, 2, 3]
 
 
 def test_more_requests_than_the_engine_holds_come_in_order_and_are_the_same_in_any(run):
-    requests = group_requests(["done@3", "done@1", "done@2"], 2)
+    requests = group_requests(["done@3", "done@1", "done@2"], 2, 1)
     assert [(r.group, r.member) for r in requests] == [
         (0, 0),
         (0, 1),
@@ -337,14 +340,14 @@ def test_more_requests_than_the_engine_holds_come_in_order_and_are_the_same_in_a
 def test_seed_and_iteration_change_the_actions_and_nothing_else_does(run):
     first = {}
     for seed, iteration in [(5, 1), (5, 2), (6, 1), (5, 1)]:
-        trajectory = one(run, "done@3", seed=seed, iteration=iteration)
+        trajectory = one(run, "done@3", iteration, seed=seed)
         tokens = trajectory.segments[0].tokens_L.tobytes()
         assert first.setdefault((seed, iteration), tokens) == tokens
     assert len(set(first.values())) == 3
 
 
 def test_tokens_are_counted_once_and_times_are_of_the_parts(run):
-    collected = run(group_requests(["done@2", "raise@1", "done@9"], 2))
+    collected = run(group_requests(["done@2", "raise@1", "done@9"], 2, 1))
     turn_L = np.concatenate([t.segments[0].turn_L for t in collected.trajectories])
     assert collected.sampled_tokens == (turn_L >= 0).sum() > 0
     assert collected.context_tokens == (turn_L == CONTEXT).sum() > 0
@@ -352,7 +355,7 @@ def test_tokens_are_counted_once_and_times_are_of_the_parts(run):
 
 
 def test_trajectories_say_which_policy_sampled_them(run):
-    requests = group_requests(["done@1", "raise@1"], 2)
+    requests = group_requests(["done@1", "raise@1"], 2, 1)
     for version in (7, 0, None):
         collected = run(requests, policy_version=version)
         assert {t.policy_version for t in collected.trajectories} == {version}
@@ -374,7 +377,7 @@ class LastToAnswer(Script):
 
 
 def test_a_slow_environment_delays_only_itself(run):
-    others = group_requests(["done@3"], 9)
+    others = group_requests(["done@3"], 9, 1)
     wanted = run(others).trajectories
     pool = EnvPool(LastToAnswer, 4, workers=4, timeout_s=60)
     slow, *rest = collect_with(
@@ -431,7 +434,7 @@ def pair():
 
 def test_an_engine_that_gives_no_action_is_an_env_error_with_its_reason(pair):
     engine = Refusing()
-    requests = group_requests(["done@1", "done@2", "done@3"], 2)  # three times the concurrency
+    requests = group_requests(["done@1", "done@2", "done@3"], 2, 1)  # three times the concurrency
     collected = collect_with(engine, pair, requests)
     assert [t.stop for t in collected.trajectories[:2]] == ["done", "done"]
     for failed in collected.trajectories[2:]:
@@ -447,24 +450,29 @@ def test_an_engine_that_gives_no_action_is_an_env_error_with_its_reason(pair):
 
 def test_an_engine_is_told_whose_turn_it_is_and_what_is_known_of_it(pair):
     engine, tokenizer = Refusing(), NumberTokenizer()
-    requests = [EpisodeRequest("done@1", 4, 6), EpisodeRequest("done@2", 2, 3)]
-    collected = collect_with(engine, pair, requests, seed=8, iteration=9, temperature=0.4)
-    assert engine.begun == [{"seed": 8, "iteration": 9, "temperature": 0.4}]
+    requests = [
+        EpisodeRequest("done@1", 4, 6, iteration=9),
+        EpisodeRequest("done@2", 2, 3, iteration=2**31 + 7),
+    ]
+    options = {"seed": 8, "temperature": 0.4, "policy_version": 5}
+    collected = collect_with(engine, pair, requests, **options)
+    assert engine.begun == [{"seed": 8, "temperature": 0.4, "version": 5}]
     user, action, reply, *_ = collected.trajectories[1].messages
     first = tokenizer.begin([user], (TOOL,)).tokens
     later = [*first, 5, 3, *tokenizer.observation([reply])]
     number = task_number("done@2")
     assert [turn for turn in engine.turns if turn.key == 1] == [
-        Turn(1, first, 2, number, 3, 0, (TOOL,)),
-        Turn(1, later, 2, number, 3, 1, (TOOL,)),
+        Turn(1, first, 2, number, 3, 0, (TOOL,), iteration=2**31 + 7),
+        Turn(1, later, 2, number, 3, 1, (TOOL,), iteration=2**31 + 7),
     ]
     (other,) = [turn for turn in engine.turns if turn.key == 0]
     assert (other.group, other.task, other.member) == (4, task_number("done@1"), 6)
+    assert other.iteration == 9
 
 
 def test_a_branchs_shared_turns_are_in_the_cache(run):
     plan = TreePlan((2, 2, 2), 1, Budget(8, turn_tokens=4, max_turns=3))
-    requests = root_requests(group_requests(["done@9", "done@9"], 8), plan)
+    requests = root_requests(group_requests(["done@9", "done@9"], 8, 1), plan)
     collected, again = (run(requests, forks=plan, seed=9) for _ in range(2))
     assert len(collected.trajectories) == 16 and collected.usage["forks"] == 12
     for one, other in zip(collected.trajectories, again.trajectories, strict=True):
@@ -480,7 +488,7 @@ def test_a_branchs_shared_turns_are_in_the_cache(run):
 
 def test_trees_by_entropy_are_the_same_again(run):
     plan = EntropyPlan(3, coef=4.0, probability=0.3, budget=Budget(8, turn_tokens=4, max_turns=3))
-    requests = root_requests(group_requests(["done@9", "done@9"], 8), plan)
+    requests = root_requests(group_requests(["done@9", "done@9"], 8, 1), plan)
     one, other = (run(requests, forks=plan, seed=9) for _ in range(2))
     assert len(one.trajectories) == 16 and one.usage["forks"] > 4
     for left, right in zip(one.trajectories, other.trajectories, strict=True):
@@ -492,7 +500,7 @@ def test_trees_by_entropy_are_the_same_again(run):
 
 
 def test_groups_of_the_same_task_have_random_numbers_of_their_own():
-    requests = group_requests(["a", "b", "a", "a"], 2)
+    requests = group_requests(["a", "b", "a", "a"], 2, 1)
     assert [(r.task_id, r.group, r.member) for r in requests] == [
         ("a", 0, 0),
         ("a", 0, 1),
@@ -558,9 +566,9 @@ def converse(**template_kwargs):
     rollout = dataclasses.replace(ROLLOUT, max_action_tokens=5, max_context=LIMIT)
     engine = engine_of(network, rollout, tokenizer.end_ids)
     pool = EnvPool(Desk, 4, workers=4, timeout_s=60)
-    requests = group_requests(["1", "22"], 2)
+    requests = group_requests(["1", "22"], 2, 1)
     worker = make_worker(engine, pool, tokenizer, max_turns=4)
-    collected = collect(worker, params, requests, CollectionOptions(seed=0, iteration=0))
+    collected = collect(worker, params, requests, CollectionOptions(seed=0))
     pool.close()
     return collected, tokenizer, jax.jit(network.bind(params))
 
@@ -611,7 +619,7 @@ def test_a_deterministic_collection_is_the_same_to_the_last_bit_however_long_ans
     monkeypatch,
 ):
     engine, params = make()
-    requests = group_requests(["done@3", "done@1", "raise@2", "done@2"], 3)
+    requests = group_requests(["done@3", "done@1", "raise@2", "done@2"], 3, 1)
     collected = []
     for delays in (None, 1, 2):
         rng = np.random.default_rng(delays)
@@ -638,7 +646,7 @@ def test_a_deterministic_collection_is_the_same_to_the_last_bit_however_long_ans
 
 def test_a_collection_can_be_looked_at_while_it_goes_on():
     engine, _ = make()
-    requests = group_requests(["done@1", "raise@1", "done@3"], 2)
+    requests = group_requests(["done@1", "raise@1", "done@3"], 2, 1)
     watch, seen, held = Watch(), [], threading.Event()
 
     class Held(Script):
@@ -671,7 +679,7 @@ def test_what_a_collection_says_ends_with_it_also_where_it_fails():
 
     pool = EnvPool(Script, 4, workers=4, timeout_s=TIMEOUT_S)
     with pytest.raises(Stopped):
-        requests, seen_by = group_requests(["done@1"], 4), {"watch": watch, "stop": stop}
+        requests, seen_by = group_requests(["done@1"], 4, 1), {"watch": watch, "stop": stop}
         collect_with(engine, pool, requests, seen_by=seen_by)
     pool.close()
     assert stopped[0].total == stopped[0].active == 4 and watch.look() is None
@@ -679,7 +687,7 @@ def test_what_a_collection_says_ends_with_it_also_where_it_fails():
 
 def test_every_trajectory_is_told_of_when_it_is_over():
     engine, params = make()
-    requests, logged = group_requests(["done@1", "raise@1", "done@3"], 2), []
+    requests, logged = group_requests(["done@1", "raise@1", "done@3"], 2, 1), []
     pool = EnvPool(Script, 4, workers=4, timeout_s=TIMEOUT_S)
     collected = collect(
         make_worker(engine, pool, max_turns=3),
@@ -747,7 +755,7 @@ BEGINNING = ["busy*2@0", "done@3", "raise@0", "sleep@0", "done@1", "raise@2", "d
 
 @pytest.mark.parametrize("max_idle_s, resets", [(60.0, 1), (0.0, 2)])
 def test_prefetched_environments_bring_the_same_trajectories(watched, max_idle_s, resets):
-    requests = group_requests(BEGINNING, 1)
+    requests = group_requests(BEGINNING, 1, 1)
     wanted = collect_prefetched(watched(), requests, None).trajectories
     assert Watched.asked["done@3"] == 1
     got = collect_prefetched(watched(), requests, max_idle_s, lambda: time.sleep(0.1)).trajectories
@@ -765,7 +773,7 @@ def test_prefetched_environments_bring_the_same_trajectories(watched, max_idle_s
 
 
 def test_a_prefetched_reset_that_hangs_is_given_up_and_made_again(watched):
-    requests = group_requests(["hang*1@0", "done@2"], 1)
+    requests = group_requests(["hang*1@0", "done@2"], 1, 1)
     pool = watched()
     hung, other = collect_prefetched(pool, requests, meanwhile=lambda: time.sleep(0.2)).trajectories
     assert (hung.stop, hung.info["retries"], other.stop) == ("max_turns", 1, "done")
@@ -774,7 +782,7 @@ def test_a_prefetched_reset_that_hangs_is_given_up_and_made_again(watched):
 
 def test_no_more_environments_are_prefetched_than_there_are(watched):
     pool = watched()
-    requests = group_requests(BEGINNING, 1)
+    requests = group_requests(BEGINNING, 1, 1)
     prefetched = prefetch_in(pool, requests)
     assert list(prefetched.requests) == requests[:4] and pool.open == 4
     pool.drain()
@@ -785,7 +793,7 @@ def test_no_more_environments_are_prefetched_than_there_are(watched):
 
 
 def test_waiting_for_resets_is_timed_and_takes_no_time_where_they_are_over(watched):
-    requests = group_requests(["sleep@0"], 4)
+    requests = group_requests(["sleep@0"], 4, 1)
     late = collect_prefetched(watched(), requests, None)
     assert 0.2 < late.reset_s <= late.environment_s  # two workers, two resets of 0.1 s each
     ahead = collect_prefetched(watched(), requests, meanwhile=lambda: time.sleep(1))
@@ -794,7 +802,7 @@ def test_waiting_for_resets_is_timed_and_takes_no_time_where_they_are_over(watch
 
 def test_a_pool_that_is_closed_while_environments_begin_closes_them_all(watched):
     before, pool = threading.active_count(), watched(timeout_s=30)
-    requests = group_requests(["sleep@0"], 4)
+    requests = group_requests(["sleep@0"], 4, 1)
     prefetch_in(pool, requests)
     pool.close()
     assert len(set(map(id, Watched.closed))) == 4 and threading.active_count() <= before
@@ -802,7 +810,7 @@ def test_a_pool_that_is_closed_while_environments_begin_closes_them_all(watched)
 
 def test_what_began_for_other_trajectories_is_not_taken(watched):
     engine, params = make()
-    requests = group_requests(["done@1", "done@2"], 1)
+    requests = group_requests(["done@1", "done@2"], 1, 1)
     prefetched = prefetch_in(watched(), requests)
     worker = make_worker(engine, watched(), max_turns=3)
     with pytest.raises(AssertionError):

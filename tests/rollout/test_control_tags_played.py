@@ -61,7 +61,7 @@ def played(tokenizer):
     with contextlib.closing(EnvPool(Rooms, 1, workers=1, timeout_s=30.0)) as pool:
         engine = Calling(tokenizer.action(SAID))
         worker = make_worker(engine, pool, tokenizer, max_turns=4)
-        requests, numbers = group_requests(["rooms"], 1), CollectionOptions(seed=3, iteration=1)
+        requests, numbers = group_requests(["rooms"], 1, 1), CollectionOptions(seed=3)
         return collect(worker, None, requests, numbers).trajectories[0]
 
 

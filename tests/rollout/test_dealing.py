@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from seeupo_jax.rollout.dealing import deal
+from seeupo_jax.rollout.dealing import deal, deal_beside
 
 
 def groups(count, size):
@@ -57,3 +57,24 @@ def test_groups_that_branch_stay_within_a_process():
     assert deal(group_N, [0] * 4, whole=True) == deal(group_N, [0] * 4)
     # Otherwise the second group is on shards of both.
     assert {owner_S[shard] for shard in deal(group_N, owner_S)[4:8]} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    "group_N, load_S, wanted",
+    [
+        ([7, 7, 8, 8], [0, 4], [0, 0, 0, 0]),  # both groups where nothing is open
+        ([7, 7, 8, 8], [3, 1], [0, 1, 1, 1]),  # until both have the same
+        ([8, 7, 8, 7], [1, 1], [1, 0, 1, 0]),  # groups stay whole where they can
+        ([7], [2, 2, 1], [2]),
+        ([7], [1, 1], [0]),
+        ([], [1, 2], []),
+    ],
+)
+def test_further_conversations_level_the_shards(group_N, load_S, wanted):
+    assert deal_beside(group_N, load_S) == wanted
+
+
+@pytest.mark.parametrize("count, size, shards", [(3, 5, 2), (4, 2, 8), (12, 8, 6)])
+def test_where_nothing_is_open_further_conversations_are_dealt_as_all_of_them(count, size, shards):
+    group_N = groups(count, size)
+    assert deal_beside(group_N, [0] * shards) == deal(group_N, [0] * shards)

@@ -62,8 +62,8 @@ def test_processes_and_a_server_bring_the_same(wanted, token_file):
 
 
 def test_prefetched_environments_slip_the_same(wanted):
-    numbers = CollectionOptions(seed=3, iteration=1)
-    requests = group_requests(TASKS, GROUP)
+    numbers = CollectionOptions(seed=3)
+    requests = group_requests(TASKS, GROUP, 1)
     with contextlib.closing(EnvPool(Lake, 4, workers=4, timeout_s=30.0)) as pool:
         worker = make_worker(Saying(), pool, max_turns=5)
         prefetched = prefetch(worker, requests, numbers, max_idle_s=60)
@@ -102,12 +102,10 @@ def test_an_older_client_and_one_of_today_play_on_one_server(token_file):
 
 def test_seeds_of_episodes_differ_and_are_small_enough_for_any_generator():
     requests = [
-        EpisodeRequest(f"train/{task}", 0, member) for task in range(40) for member in range(16)
-    ]
-    seeds = [
-        request.episode_seed(seed=seed, iteration=iteration)
-        for request in requests
-        for seed in (0, 1)
+        EpisodeRequest(f"train/{task}", 0, member, iteration=iteration)
+        for task in range(40)
+        for member in range(16)
         for iteration in (1, 2, 2**31 + 1)
     ]
+    seeds = [request.episode_seed(seed) for request in requests for seed in (0, 1)]
     assert len(set(seeds)) == len(seeds) and 0 <= min(seeds) and max(seeds) < 2**31

@@ -10,7 +10,7 @@ from process_cases import run_processes
 def collect(folder, processes, devices):
     """What each process has: the trajectories of three collections, of which one is prefetched, one
     in rounds and one played by agents, and the actions of its own turns in a fourth one, in which
-    some turns are cancelled.
+    some turns are cancelled and the policy is swapped for itself.
     """
     return run_processes("rollout_process.py", processes, devices, folder, read=pickle.loads)
 

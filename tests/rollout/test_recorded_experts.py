@@ -102,8 +102,8 @@ def test_calls_of_an_agent_that_cross_have_the_experts_of_their_own_contexts():
         schema.Rollout(max_turns=5, max_context=400),
     )
     try:
-        requests = group_requests(("task",), 1)
-        (played,) = collect(worker, None, requests, CollectionOptions(3, 1)).trajectories
+        requests = group_requests(("task",), 1, 1)
+        (played,) = collect(worker, None, requests, CollectionOptions(3)).trajectories
     finally:
         worker.host.close()
     turns = [sorted({*s.turn_L.tolist()} - {CONTEXT}) for s in played.segments]

@@ -54,9 +54,9 @@ def played(roles=TRAINED, players="a:b", turns=4, max_turns=4):
     if roles is FROZEN:
         own = RoleEngine(own, {"b": FrozenPolicy(engine(), model(1)[1])})
     worker = make_worker(own, pool, max_turns=max_turns, deterministic=True, roles=roles)
-    requests = group_requests([f"{players}:{turns}"], 2)
+    requests = group_requests([f"{players}:{turns}"], 2, 1)
     try:
-        return collect(worker, model(0)[1], requests, CollectionOptions(5, 1))
+        return collect(worker, model(0)[1], requests, CollectionOptions(5))
     finally:
         pool.close()
 

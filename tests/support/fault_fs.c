@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -28,7 +29,8 @@ static const char *const NAMES[] = {"open", "write",  "truncate", "rename",
                                     "link", "unlink", "mkdir",    "sync"};
 
 /* calls: of the kinds (bits; 0: all) so far. Call number fail_at (0: none), and with sticky all
- * after it, fail with error. failed: how many have. */
+ * after it, fail with error; where that is negative, the process gets the signal of this number
+ * before the call. failed: how many have. */
 struct control {
     int64_t calls, fail_at, error, sticky, kinds, failed;
 };
@@ -112,6 +114,7 @@ static int fault(enum kind kind) {
     int64_t call = __sync_add_and_fetch(&control->calls, 1), at = control->fail_at;
     if (!at || call < at || (call > at && !control->sticky)) return 0;
     __sync_add_and_fetch(&control->failed, 1);
+    if (control->error < 0) kill(getpid(), -control->error);
     return control->error;
 }
 

@@ -89,7 +89,8 @@ class FaultFs:
         """Counts from here on, and fails call number `at` of these kinds, from 1.
 
         Args:
-          error: errno. sticky: all later calls of these kinds fail, too.
+          error: errno; negative: of the signal that the process gets before the call.
+          sticky: all later calls of these kinds fail, too.
           kinds: of `KINDS`; (): all.
         """
         bits = sum(1 << KINDS.index(kind) for kind in kinds)

@@ -87,9 +87,9 @@ def grow(make=Counting, tasks=("4",), plan=PLAN, workers=3, engine=None, **optio
     Counting.asked.clear()
     pool = EnvPool(make, 4, workers=workers, timeout_s=5.0, retries=1, retry_wait_s=0.01)
     worker = make_worker(engine or Drawing(), pool, max_turns=4, **options)
-    requests = plans.root_requests(group_requests(tasks, plan.budget.group_size), plan)
+    requests = plans.root_requests(group_requests(tasks, plan.budget.group_size, 1), plan)
     try:
-        collected = collect(worker, None, requests, CollectionOptions(3, 1, forks=plan))
+        collected = collect(worker, None, requests, CollectionOptions(3, forks=plan))
     finally:
         pool.close()
     return collected, Counter(Counting.asked)

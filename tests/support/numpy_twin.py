@@ -182,7 +182,9 @@ def sweep(
         if teacher is not None and credit[owner] and options.teacher_top_k is None:
             add_teaching(credit[owner], start, teacher, trajectories[owner], arch, options)
     clips = clip_scales(trajectories, options)
-    trajectories = learned_from(start, trajectories, arch, options)
+    sampled = learned_from(start, trajectories, arch, options)
+    marks = importances(start, sampled, arch, options)
+    trajectories = without_rejected(sampled, marks)
     valid = sum(learnable(trajectories, compared))
     cumulative_ratio_N = np.ones(len(trajectories))
     current, optimizers, steps = start, {}, []
@@ -196,7 +198,15 @@ def sweep(
             continue
         old = action_logps(current if options.old_policy == "turn" else start, acts, arch, options)
         ref = action_logps(reference, acts, arch, options)
-        importance = importances(action_logps(start, acts, arch, options), acts, options)
+        importance = [
+            joined(marks[piece.trajectory][piece.place][0][piece.position_A] for piece in act)
+            for act in acts
+        ]
+        if options.ratio != "token":
+            importance = [weight_A.mean() for weight_A in importance]
+        before = step_actions(sampled, turns, options.actions, grouped=compared)
+        whole = {a[0].trajectory for a in before if stepped_on(sampled[a[0].trajectory], options)}
+        counted = valid - len(whole - {act[0].trajectory for act in acts})
         advantage = [
             joined(credit[piece.trajectory][piece.place][piece.position_A] for piece in act)
             for act in acts
@@ -214,7 +224,7 @@ def sweep(
         optimizer = optimizers.setdefault(own, Optimizer(options))
         for part in everyone if options.minibatches is None else options.minibatches[number]:
             kept = [k for k, act in enumerate(acts) if act[0].trajectory in part]
-            share = shares(acts, kept, valid, options)
+            share = shares(acts, kept, counted, options)
             columns = ([x[k] for k in kept] for x in (acts, old, ref, weight, scale, advantage))
             loss, grads, act_entropies = _of_minibatch(current, *columns, share, arch, options)
             if teachers and options.teacher_top_k is not None:
@@ -620,29 +630,78 @@ def joined(parts: Iterable[np.ndarray]) -> np.ndarray:
     return np.concatenate(list(parts))
 
 
-def importances(
-    start: Sequence[np.ndarray], actions: Sequence[Action], options: Options
-) -> list[np.ndarray]:
-    """Per action and token [A], how much likelier the trainer finds it than its sampler did.
-
-    One number an action, repeated for its tokens, unless ratios are per token; 1 without a clip.
-    That number is the quotient of the action's probabilities, as where verl and TRL weigh whole
-    sequences, or with level=geometric its root per token.
+def importance_of(odds_A: np.ndarray, options: Mapping[str, object]) -> tuple[float, bool]:
+    """The weight of tokens that have one quotient, and whether they are learned from.
 
     Args:
-      start: per action, log-probabilities [A] under the parameters that sampled.
+      odds_A: of each, how much likelier the trainer finds it than its sampler did.
+      options: of `importance`.
     """
+    root = {"sequence": 1, "geometric": len(odds_A)}[options.get("level", "sequence")]
+    odds, clip, low = np.prod(odds_A) ** (1 / root), options["clip"], options.get("low") or 0
+    method = options.get("method", "truncate")
+    if method == "truncate":
+        return min(odds, clip), True
+    inside = low <= odds <= clip
+    return inside * {"mask": odds, "reject": 1.0}[method], inside
+
+
+def importances(
+    start: Weights, trajectories: Sequence[Trajectory], arch: Architecture, options: Options
+) -> list[list[tuple[np.ndarray, np.ndarray]]]:
+    """Per trajectory and segment, each token's weight [L] and whether it is rejected [L].
+
+    Args:
+      start: weights under which the trainer finds the tokens, those before the sweep.
+    """
+    marks = [
+        [(np.ones(len(s.tokens_L)), np.zeros(len(s.tokens_L), bool)) for s in t.segments]
+        for t in trajectories
+    ]
     if options.importance is None:
-        return [np.ones(len(start_A)) for start_A in start]
-    weights = []
-    for action, start_A in zip(actions, start, strict=True):
-        logp_A = joined(np.asarray(p.segment.logp_L)[p.position_A] for p in action)
-        odds_A = np.exp(start_A) / np.exp(logp_A)
-        if options.ratio != "token":
-            root = {"sequence": 1, "geometric": len(odds_A)}[options.importance["level"]]
-            odds_A = np.full(len(odds_A), np.prod(odds_A) ** (1 / root))
-        weights.append(np.array([min(odds, options.importance["clip"]) for odds in odds_A]))
-    return weights
+        return marks
+    per = options.importance.get("per", "action")
+    if (per, options.ratio) == ("action", "token"):
+        per = "token"
+    own, turns = {"grouped": grouped(options)}, range(100)
+    units = {
+        "trajectory": lambda: step_actions(trajectories, turns, **own),
+        "turn": lambda: [a for t in turns for a in step_actions(trajectories, [t], **own)],
+        "action": lambda: [
+            act
+            for of_step in options.order
+            for act in step_actions(trajectories, of_step, options.actions, **own)
+        ],
+        "token": lambda: [
+            [replace(piece, position_A=piece.position_A[k : k + 1])]
+            for piece in step_pieces(trajectories, turns, **own)
+            for k in range(len(piece.position_A))
+        ],
+    }[per]()
+    for unit in units:
+        said_A = joined(np.asarray(p.segment.logp_L, float)[p.position_A] for p in unit)
+        found_A = joined(piece_logps(start, unit, arch, options))
+        weight, kept = importance_of(np.exp(found_A) / np.exp(said_A), options.importance)
+        for piece in unit:
+            weight_L, rejected_L = marks[piece.trajectory][piece.place]
+            weight_L[piece.position_A], rejected_L[piece.position_A] = weight, not kept
+    return marks
+
+
+def without_rejected(
+    trajectories: Sequence[Trajectory], marks: Sequence[Sequence[tuple[np.ndarray, np.ndarray]]]
+) -> list[Trajectory]:
+    """Trajectories with rejected tokens as context; marks: of `importances`."""
+    return [
+        replace(
+            one,
+            segments=[
+                replace(segment, turn_L=np.where(rejected_L, -1, segment.turn_L))
+                for segment, (_, rejected_L) in zip(one.segments, of_segments, strict=True)
+            ],
+        )
+        for one, of_segments in zip(trajectories, marks, strict=True)
+    ]
 
 
 def action_logps(

@@ -17,9 +17,9 @@ def collected(rewards, *, make=Paying, tasks=("good", "bad"), turns=2, engine=No
     scorer = make_scorer(config.rewards)
     engine = Saying() if engine is None else engine
     worker = make_worker(engine, pool, max_turns=5, rewards=scorer)
-    options = CollectionOptions(3, 1, split="test")
+    options = CollectionOptions(3, split="test")
     try:
-        return collect(worker, None, group_requests(tasks, 1), options)
+        return collect(worker, None, group_requests(tasks, 1, 1), options)
     finally:
         released.set()
         pool.close()

@@ -88,7 +88,7 @@ def converse(
     rng = np.random.default_rng(shuffle)
     shard_N = deal([group for group, _ in prompts.values()], engine.shard_owners)
     shards = dict(zip(prompts, shard_N, strict=True))
-    engine.begin(params, seed=seed, iteration=iteration)
+    engine.begin(params, seed=seed)
     queued = list(prompts) if shuffle is None else rng.permutation(list(prompts)).tolist()
     played: dict[int, list[Any]] = {key: [] for key in prompts}
     context = {key: list(tokens) for key, (_, tokens) in prompts.items()}
@@ -97,8 +97,9 @@ def converse(
 
     def submit(key: int) -> None:
         group, turn = prompts[key][0], len(played[key])
-        turn = Turn(key, list(context[key]), group, 100 + group, key, turn, shard=shards[key])
-        engine.submit(turn)
+        place = group, 100 + group, key, turn  # group, task, member, turn
+        more = {"shard": shards[key], "iteration": iteration}
+        engine.submit(Turn(key, list(context[key]), *place, **more))
 
     while True:
         while queued and len(live) < engine.concurrency:
@@ -168,7 +169,7 @@ def play(make, tasks, *, group_size=1, max_turns=2, timeout_s=5.0, seed=3, itera
     """Trajectories of a group for each task."""
     pool = EnvPool(make, 4, workers=4, timeout_s=timeout_s, retries=1, retry_wait_s=0.01)
     worker = make_worker(Saying(), pool, max_turns=max_turns, **options)
-    requests, numbers = group_requests(tasks, group_size), CollectionOptions(seed, iteration)
+    requests, numbers = group_requests(tasks, group_size, iteration), CollectionOptions(seed)
     try:
         return collect(worker, None, requests, numbers).trajectories
     finally:

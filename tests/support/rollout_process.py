@@ -69,16 +69,22 @@ class Slow:
 
 
 def uncancelled(engine: SlotEngine, params: Any) -> dict[int, Any]:
-    """Actions of this process's turns but every third, which it takes back at a random moment."""
-    engine.begin(params, seed=1, iteration=9)
+    """Actions of this process's turns but every third, which it takes back at a random moment.
+
+    The policy is swapped for itself meanwhile, by all processes between the same steps.
+    """
+    engine.begin(params, seed=1)
     shard_N = deal([key // 3 for key in range(24)], engine.shard_owners)
     own = [key for key in range(24) if engine.shard_owners[shard_N[key]] == jax.process_index()]
     for key in own:
         context = np.random.default_rng(key // 3).integers(12, 30, 20 + 2 * key).tolist()
-        engine.submit(Turn(key, context, key // 3, key // 3, key, 0, shard=shard_N[key]))
+        more = {"shard": shard_N[key], "iteration": 9}
+        engine.submit(Turn(key, context, key // 3, key // 3, key, 0, **more))
     moments = {key: Slow.wait.randrange(6) for key in own if key % 3 == 0}
     actions: dict[int, Any] = {}
     for step in itertools.count():
+        if step in (2, 5):
+            engine.swap(params, step)
         for key in [key for key, moment in moments.items() if moment == step]:
             engine.cancel(key)
         found = engine.step(engine.busy)
@@ -95,9 +101,9 @@ def of_agents(engine: SlotEngine, params: Any) -> Sequence[Trajectory]:
     host = build_host(config, engine, find_tasks(config), tokenizer, print)
     rollout = schema.Rollout(max_turns=4)
     worker = RolloutWorker(engine, host, tokenizer, config.env, rollout)
-    options = CollectionOptions(seed=1, iteration=12)
+    options = CollectionOptions(seed=1)
     try:
-        return collect(worker, params, group_requests(TASKS, 3), options).trajectories
+        return collect(worker, params, group_requests(TASKS, 3, 12), options).trajectories
     finally:
         host.close()
 
@@ -134,15 +140,14 @@ def main() -> None:
     plan = plan_cache(arch, rollout, shards=row_shards(own), tensor=tensor)
     sampling = Sampling(0.8, None, None, 6, (3, 7, 11))
     with jax.set_mesh(mesh):
-        engine = SlotEngine(
-            network, sampling, plan, mesh=own, group_size=3, steps=2, prefill_tokens=64
-        )
+        how = {"group_size": 3, "steps": 2, "prefill_tokens": 64, "on_swap": "prefill"}
+        engine = SlotEngine(network, sampling, plan, mesh=own, **how)
         pool = EnvPool(Slow, engine.concurrency, workers=4, timeout_s=60)
 
         worker = rollout_cases.make_worker(engine, pool, max_turns=4)
 
         def sample(number: int, tasks: Sequence[str]) -> Collected:
-            requests, options = group_requests(tasks, 3), CollectionOptions(1, 1 + number)
+            requests, options = group_requests(tasks, 3, 1 + number), CollectionOptions(1)
             prefetched = None
             if number == 1:  # whatever number of processes, in the same collections
                 prefetched = prefetch(worker, requests, options, max_idle_s=60)

@@ -1,5 +1,7 @@
 """An environment whose rewards depend on every word, for runs of a policy that knows nothing."""
 
+import dataclasses
+import time
 import zlib
 
 from seeupo_jax.envs.base import StepResult
@@ -71,6 +73,21 @@ class Broken(Echo):
         raise ConnectionError("no server listens")
 
 
+class Named(Echo):
+    """As `Echo`, with a reward of the name of a function of this module."""
+
+    def step(self, text):
+        return dataclasses.replace(super().step(text), rewards={"judge": 1.0})
+
+
+class Slow(Echo):
+    """As `Echo`, but each answer takes a fifth of a second."""
+
+    def step(self, text):
+        time.sleep(0.2)
+        return super().step(text)
+
+
 class Lost(Echo):
     """Its server is gone once a first episode, that of the checks before a run, has begun."""
 
@@ -86,3 +103,11 @@ class Lost(Echo):
 def judge(episode):
     """Scores what was said last: its length, in characters modulo 7."""
     return len(episode.messages[-1]["content"]) % 7 / 7
+
+
+class Sleepy(Echo):
+    """As `Echo`, but each answer takes half a second, and the first one of four turns a minute."""
+
+    def step(self, text):
+        time.sleep(60 if self._turns == 4 and not self._said else 0.5)
+        return super().step(text)

@@ -15,6 +15,7 @@ import run_cases as cases
 from etils import epath
 from metric_names import checked
 from places import TINY
+from process_cases import free_port
 from run_environment import Settled
 
 from seeupo_jax.checkpoint import Checkpoints
@@ -35,10 +36,10 @@ from seeupo_jax.rollout.episode_metrics import most_frequent_failure, rollout_me
 from seeupo_jax.rollout.resample import groups_of, has_signal
 from seeupo_jax.train import iterate
 from seeupo_jax.training import run as run_module
+from seeupo_jax.training.iteration_source import SamplingOrigin
 from seeupo_jax.training.run import begin_run
 from seeupo_jax.training.run_checkpoints import RunCheckpoints
 from seeupo_jax.training.run_components import RunComponents
-from seeupo_jax.training.trajectory_source import SamplingOrigin
 from seeupo_jax.trajectories import trajectory_writer
 from seeupo_jax.trajectories.reader import TrajectoryFile, find_shards, write_shard
 from seeupo_jax.types import Segment, Trajectory, learnable
@@ -184,11 +185,6 @@ def test_tasks_that_teach_nothing_are_replaced_the_same_way_in_every_life_of_a_r
         assert (again.rounds, len(again.left_out)) == (2, 2 * 4)
     with begin("second_only") as (run, state):
         assert_same_trajectories(run.rollout(2, state).sampled, collected[1].sampled)
-    with begin("ahead", "rollout_ahead=1") as (run, state):
-        first, second = run.rollout(1, state), run.rollout(2, state)
-        assert_same_trajectories(first.sampled, collected[0].sampled)
-        assert_same_trajectories(second.sampled, collected[1].sampled)
-        assert {t.policy_version for t in second.sampled} == {0}
 
 
 SELECTING = ("checkpoint.every=2", "evaluation.tasks=2", "evaluation.k=2")
@@ -310,6 +306,29 @@ def test_statistics_of_rewards_are_in_the_checkpoint_to_the_last_bit(begin):
         assert state.done == 1 and state.statistics == kept
 
 
+def test_the_steps_behind_each_version_are_in_the_checkpoint_and_give_the_lag(begin):
+    with begin("steps", "algorithm.dynamic_sampling=0") as (run, state):
+        assert state.steps_V == (0,)
+        collected = run.rollout(1, state)
+        run.checkpoints.save(state._replace(done=2, steps_V=(0, 3, 7)))
+        run.checkpoints.wait()
+    stale = []
+    for t in collected.trajectories:
+        segments = tuple(dataclasses.replace(each, version_L=None) for each in t.segments)
+        stale.append(dataclasses.replace(t, policy_version=1, segments=segments))
+    collected = dataclasses.replace(collected, trajectories=tuple(stale))
+    lagging = (f"rollout.port={free_port()}", "rollout.max_lag=1", "rollout.deterministic=False")
+    with begin("steps", *lagging, "algorithm.dynamic_sampling=0") as (run, state):
+        assert state.steps_V == (0, 3, 7)
+        after, metrics, stats = run.sweep(3, state, collected)
+        steps = metrics["sweep/steps"] - metrics["sweep/updates_skipped"]
+        assert after.steps_V == (0, 3, 7, steps)  # the optimizer of this state begins at 0
+        run.record(after, collected, metrics, stats)
+        (line,) = cases.iterations(run.parts.workdir)
+    assert line["rollout/policy_lag"] == line["rollout/policy_lag_mean"] == 1
+    assert line["rollout/policy_lag_steps"] == line["rollout/policy_lag_steps_mean"] == 4
+
+
 def test_baselines_of_roles_are_in_the_checkpoint_to_the_last_bit(begin):
     kept = {"": 0.1 + 0.2, "a": -1e-17}
     rae = ("algorithm.advantage=rae", "roles=[{'name': 'a'}]", "algorithm.dynamic_sampling=0")
@@ -322,32 +341,21 @@ def test_baselines_of_roles_are_in_the_checkpoint_to_the_last_bit(begin):
 
 
 def test_a_run_that_is_stopped_in_a_round_samples_the_iteration_again(begin, monkeypatch):
-    request, numbers = StopRequest(), []
+    request, versions = StopRequest(), []
     with begin("stopped", request=request) as (run, state):
         engine_begins = run.parts.engine.begin
 
-        def begins(params, *, iteration, **others):
-            numbers.append(iteration)
-            request.asked = len(numbers) == 2
-            engine_begins(params, iteration=iteration, **others)
+        def begins(params, *, version, **others):
+            versions.append(version)
+            request.asked = len(versions) == 2
+            engine_begins(params, version=version, **others)
 
         monkeypatch.setattr(run.parts.engine, "begin", begins)
         with pytest.raises(Stopped):
             run.rollout(1, state)
-    assert numbers == [1, 1 + 2**24]
+    assert versions == [0, 0]
     with begin("stopped") as (run, state):
         assert run.rollout(1, state).rounds == 3
-
-
-def test_what_was_sampled_ahead_is_of_its_own_iteration_also_beside_stored_ones(begin, tmp_path):
-    choices = ("rollout_ahead=1", "algorithm.dynamic_sampling=0", "checkpoint.every=2")
-    with begin("beside", *choices) as (run, state):
-        wanted = [run.rollout(iteration, state) for iteration in (1, 2, 3)]
-    (tmp_path / "beside" / "rollouts" / "3.rollouts").unlink()
-    with begin("beside", *choices) as (run, state):
-        got = [run.rollout(iteration, state) for iteration in (1, 2, 3)]
-    for collected, same in zip(got, wanted, strict=True):
-        assert_same_trajectories(collected.sampled, same.sampled)
 
 
 CURRICULUM = ("curriculum.by=variance", "algorithm.dynamic_sampling=1", "checkpoint.every=2")
@@ -366,7 +374,7 @@ def test_a_resumed_run_draws_the_same_tasks_by_their_success(begin, tmp_path):
     with begin("drawn", *CURRICULUM) as (run, state):
         wanted, source = drawn_with_a_checkpoint(run, state)
         saved = source.success.state(2)
-        assert source.drawn["curriculum/known_tasks"] == len(saved) > 4
+        assert source.metrics["curriculum/known_tasks"] == len(saved) > 4
     notes = read_manifest(epath.Path(tmp_path / "drawn" / "checkpoints" / "2"))["extra"]
     assert notes["task_success"] == saved
     (tmp_path / "drawn" / "rollouts" / "3.rollouts").unlink()
@@ -374,10 +382,6 @@ def test_a_resumed_run_draws_the_same_tasks_by_their_success(begin, tmp_path):
         assert state.done == 2
         assert_same_trajectories(run.rollout(3, state).sampled, wanted[2].sampled)
         assert run.parts.source.success.state(3) == source.success.state(3)
-    with begin("anew", *CURRICULUM, "rollout_ahead=1") as (run, state):
-        got, _ = drawn_with_a_checkpoint(run, state)
-    for collected, same in zip(got, wanted, strict=True):
-        assert_same_trajectories(collected.sampled, same.sampled)
     with pytest.raises(ValueError, match="config.curriculum.by: got"), begin("drawn"):
         pass
 
@@ -462,7 +466,6 @@ def began(run):
         (("evaluation.every=2",), [16, 0, 16, 0]),
         (("checkpoint.every=1", "rollout.concurrency=4"), [4, 4, 4, 0]),
         (("rollout.reset_ahead_s=0",), [0, 0, 0, 0]),
-        (("rollout_ahead=1", "algorithm.dynamic_sampling=0"), [None, None, None, 0]),
     ],
 )
 def test_the_next_environments_begin_while_an_iteration_is_swept(begin, choices, wanted):
@@ -471,8 +474,8 @@ def test_the_next_environments_begin_while_an_iteration_is_swept(begin, choices,
         counts = []
         for iteration in range(1, 5):
             run.rollout(iteration, state)
-            counts.append(None if run.parts.source._ahead is not None else began(run))
-            if not began(run) and run.parts.source._ahead is None:
+            counts.append(began(run))
+            if not began(run):
                 run.evaluate(state._replace(done=iteration))  # in these very environments
     assert counts == wanted
 
@@ -642,15 +645,3 @@ def test_a_stopped_sweep_is_resumed_in_another_layout_and_skipped_where_it_canno
         with begin("lowered") as (run, state):
             assert state.done == 0 and state.stopped_sweep is None
         assert "/stopped: checkpoint 2 " in logged[-2] and logged[-1] == wanted
-
-
-def test_a_run_does_without_damaged_parameters_that_sampled_ahead(begin, monkeypatch, tmp_path):
-    logged = []
-    monkeypatch.setattr(ProgressDisplay, "log", lambda self, sentence: logged.append(sentence))
-    with begin("ahead", "rollout_ahead=1", "checkpoint.every=9") as (run, state):
-        params = state.train.params
-        run.parts.source._samplers.save(1, params, {"sampled_by": "", "version": 0})
-        run.parts.source._samplers.wait()
-        (tmp_path / "ahead/checkpoints/ahead/1/state/_CHECKPOINT_METADATA").write_text("damaged")
-        collected = run.rollout(1, state)
-    assert collected.trajectories and "/ahead: checkpoint 1 has 7 bytes" in logged[-1]

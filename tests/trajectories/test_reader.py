@@ -214,6 +214,11 @@ def of_segment(**fields):
         (json.dumps(record(segments=[{}])).encode() + b"\n", "allowed: tokens, turn, text"),
         (of_segment(turn=[]), "2 tokens, 0 turn"),
         (of_segment(tokens=5), "segments: tokens: got 5; allowed: a list, each int."),
+        (
+            of_segment(version=[0.5, 0]),
+            "segments: version: got [0.5, 0]; allowed: a list, each int.",
+        ),
+        (of_segment(version=[0] * 9), "9 version; allowed: as many of each."),
         (of_segment(logp=None), "segments: logp: got None; allowed: a list, each int or float"),
         (of_segment(turn=[None, 0]), "segments: turn: got [None, 0]; allowed: a list, each int."),
         (json.dumps(record(weights=["a"])).encode() + b"\n", "weights: got ['a']; allowed: a list"),

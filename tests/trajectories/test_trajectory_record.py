@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -48,6 +49,13 @@ def made(trajectory=TRAJECTORY, stats=STATS, **more):
     labels = {"kind": "refund"}
     options = {"split": "train", "iteration": 5, "labels": labels, "texts": TEXTS} | more
     return to_record(trajectory, stats=stats, **options)
+
+
+def test_versions_are_written_where_the_trajectorys_does_not_say_them():
+    for version_L, wanted in (([-1, 4, 4, -1], None), ([-1, 4, 5, -1], [-1, 4, 5, -1])):
+        own = replace(SEGMENT, version_L=np.array(version_L, np.int32))
+        (segment,) = made(replace(TRAJECTORY, segments=(own,)))["segments"]
+        assert segment.get("version") == wanted
 
 
 def test_a_record_by_hand():

@@ -168,7 +168,12 @@ _PHRASES = ErrorPhrases(
     "each `tool_use` block must have a corresponding `tool_result` block in the next message",
     "each `tool_result` block must have a corresponding `tool_use` block in the previous message",
 )
-_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_STOP_REASONS = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "abort": "max_tokens",
+}
 
 
 class MessagesExchange(OneAnswer):

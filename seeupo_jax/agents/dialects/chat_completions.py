@@ -28,6 +28,7 @@ from seeupo_jax.agents.dialects.exchange import (
     reply_id,
     show_tools,
     token_logprobs,
+    version_metadata,
     write_arguments,
 )
 from seeupo_jax.agents.dialects.request_body import (
@@ -134,6 +135,8 @@ class ChatRequest(SamplingFields):
     reasoning_effort: str | None = None
     verbosity: str | None = None
     modalities: list[str] | None = None
+    # As vLLM has it; at a server only.
+    return_token_ids: bool | None = None
     # Without effect on sampling.
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -159,6 +162,10 @@ class ChatExchange:
         fields = {name: getattr(request, name) for name in _SAMPLING}
         sampling, others = caller.rules.read(fields)
         caller.ignored += unknown + others
+        self._token_ids = bool(request.return_token_ids)
+        if self._token_ids and not caller.rules.serves:
+            self._token_ids = False
+            caller.ignored.append(caller.rules.refuse_ids("return_token_ids"))
         self.call = dataclasses.replace(_read_call(request, caller), **sampling._asdict())
         self.stream = bool(request.stream)
         self._logprobs = bool(request.logprobs)
@@ -183,11 +190,14 @@ class ChatExchange:
 
     def reply(self, *completions: Completion) -> dict[str, Any]:
         pairs = zip(self.branches, completions, strict=True)
-        return self._head | {
+        written = self._head | {
             "object": "chat.completion",
             "choices": [branch._choice(completion) for branch, completion in pairs],
             "usage": _usage(completions),
         }
+        if self._token_ids:
+            written["prompt_token_ids"] = list(completions[0].prompt)
+        return written | version_metadata(completions)
 
     def _choice(self, completion: Completion) -> dict[str, Any]:
         calls = self._write_calls(completion)
@@ -198,7 +208,8 @@ class ChatExchange:
             **({"reasoning_content": completion.thoughts} if completion.thoughts else {}),
             **({"tool_calls": calls} if calls else {}),
         }
-        return {"index": self._index, "message": message, **self._finish(completion)}
+        choice = {"index": self._index, "message": message, **self._finish(completion)}
+        return choice | ({"token_ids": list(completion.tokens)} if self._token_ids else {})
 
     def begin(self) -> Iterator[Event]:
         for branch in self.branches:

@@ -24,6 +24,8 @@ from seeupo_jax.agents.dialects.exchange import (
     Event,
     openai_error,
     reply_id,
+    version_metadata,
+    written_ids,
 )
 from seeupo_jax.agents.dialects.request_body import Stops, read_fields, refuse
 
@@ -75,9 +77,6 @@ class CompletionsExchange:
             refuse("echo", "echo: got true with stream; allowed: one of the two.")
         if request.max_tokens == 0 and not request.echo:
             refuse("max_tokens", "max_tokens: got 0; allowed: at least 1, or 0 with echo.")
-        if request.return_tokens_as_token_ids and not request.return_token_ids:
-            name = "return_tokens_as_token_ids"
-            refuse(name, f"{name}: got true; allowed: with return_token_ids, which has the ids.")
         limit = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
         call = ModelCall((), (), limit, tuple(request.stop or ()), prompt=self._prompts[0])
         call = dataclasses.replace(call, echo=bool(request.echo), scores=request.logprobs)
@@ -86,6 +85,7 @@ class CompletionsExchange:
         self.stream = bool(request.stream)
         self._logprobs = request.logprobs is not None
         self._token_ids = bool(request.return_token_ids)
+        self._names_ids = bool(request.return_tokens_as_token_ids)
         options = request.stream_options
         self._usage = bool(options and options.include_usage)
         self._index = 0
@@ -110,7 +110,8 @@ class CompletionsExchange:
     def reply(self, *completions: Completion) -> dict[str, Any]:
         pairs = zip(self.branches, completions, strict=True)
         choices = [branch._choice(completion) for branch, completion in pairs]
-        return self._head | {"choices": choices, "usage": self._all_usage(completions)}
+        usage = {"choices": choices, "usage": self._all_usage(completions)}
+        return self._head | usage | version_metadata(completions)
 
     def begin(self) -> Iterator[Event]:
         yield from ()
@@ -140,13 +141,19 @@ class CompletionsExchange:
         return self._head | {"choices": [choice | fields]} | usage
 
     def _choice(self, completion: Completion) -> dict[str, Any]:
-        context = completion.context
+        context, logprobs = completion.context, None
+        if self._logprobs:
+            logprobs = _write_logprobs(completion, context)
+            if self._names_ids:
+                echoed = () if context is None else completion.prompt
+                ids = (*echoed, *completion.tokens)
+                logprobs["tokens"] = [f"token_id:{token}" for token in ids]
         return {
             "index": self._index,
             "text": ("" if context is None else context.text) + completion.text,
-            "logprobs": _write_logprobs(completion, context) if self._logprobs else None,
+            "logprobs": logprobs,
             "finish_reason": completion.finish,
-            **({"token_ids": list(completion.tokens)} if self._token_ids else {}),
+            **(written_ids(completion) if self._token_ids else {}),
         }
 
     def _all_usage(self, completions: Sequence[Completion]) -> dict[str, Any]:

@@ -178,6 +178,22 @@ def show_tools(
     return tuple(shown)
 
 
+def written_ids(completion: Completion) -> dict[str, list[int]]:
+    """The tokens of an answer and of its context, as vLLM's completions name them."""
+    return {"token_ids": list(completion.tokens), "prompt_token_ids": list(completion.prompt)}
+
+
+def version_metadata(completions: Sequence[Completion]) -> dict[str, Any]:
+    """The weights behind the answers to a request, as SGLang's completions state them; empty: they
+    have no name."""
+    if not completions or not completions[0].versions:
+        return {}
+    metadata: dict[str, Any] = {"weight_version": completions[-1].versions[-1].version}
+    if len(completions) == 1:
+        metadata |= {"weight_versions": [span._asdict() for span in completions[0].versions]}
+    return {"metadata": metadata}
+
+
 def reply_id() -> str:
     """Makes a reply's id. It is no secret: the system's random numbers would block other calls."""
     return f"{_NUMBERS.getrandbits(96):024x}"

@@ -513,7 +513,7 @@ def _write_choice(choice: Any, call: ModelCall) -> Any:
 
 
 def _status(completion: Completion) -> str:
-    return "incomplete" if completion.finish == "length" else "completed"
+    return "incomplete" if completion.finish in ("length", "abort") else "completed"
 
 
 def _usage(completion: Completion) -> dict[str, Any]:

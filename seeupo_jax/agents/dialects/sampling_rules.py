@@ -151,6 +151,17 @@ class SamplingRules:
             param=name,
         )
 
+    def refuse_ids(self, name: str) -> str:
+        """Refuses a field that asks for token ids in an episode; returns it if it is ignored."""
+        if self.ignore:
+            return name
+        raise CallRefused(
+            f"{name}: got true in an episode, whose tokens the run keeps; allowed: no value"
+            f" ({IGNORED_WITH} ignores the field).",
+            code="unsupported_value",
+            param=name,
+        )
+
     def _allowed(self, name: str) -> tuple[Any, ...]:
         match name:
             case "temperature":

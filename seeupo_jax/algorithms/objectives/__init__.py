@@ -32,7 +32,7 @@ class Objective:
     function: pure, of arrays and keyword bounds, to a pair in the shape of the weight: the term, to
       maximise, and 1.0 where a bound decided it (0.0 elsewhere), for metrics.
     needs: names of `ARRAYS`, passed by keyword. With `ratio` the term is corrected for steps since
-      the action was sampled: `inner_epochs` and `rollout_ahead` are allowed.
+      the action was sampled: `inner_epochs` and `max_lag` are allowed.
     bounds: fields of `config.algorithm` that it reads, of `BOUNDS`; None: unbounded. In a step they
       are scalar arrays, since a program serves all numbers; with an estimator that adapts the clip
       range, clip_low and clip_high are arrays in the ratio's shape.

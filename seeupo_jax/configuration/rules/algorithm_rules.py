@@ -23,7 +23,7 @@ def check_choices(
     """Checks that the options go together, and that all that differ from the defaults are read.
 
     Args:
-      ahead: whether the policy before samples (config.rollout_ahead).
+      ahead: whether earlier policies may sample (config.rollout.max_lag).
       teacher: whether the reference policy is a teacher.
       recipe: fields that its recipe sets; those may be read by nothing once another option is
         changed.
@@ -32,7 +32,8 @@ def check_choices(
       ValueError: one sentence with the field, what was got and what is allowed.
     """
     _check_order(algorithm, max_turns)
-    setting = Setting(algorithm, max_turns, ahead, teacher)
+    # With importance weights ratios begin at 1, whoever sampled.
+    setting = Setting(algorithm, max_turns, ahead and algorithm.importance is None, teacher)
     for value in vars(algorithm).values():
         if isinstance(value, Group):
             value.check(setting)
@@ -173,44 +174,6 @@ def _check_dynamic_sampling(algorithm: Algorithm) -> None:
             f" {' and '.join(given)}; allowed: 0{other}, since groups of equal rewards are"
             " learned from: advantages are not of a group's rewards alone."
         )
-
-
-def check_ahead(algorithm: Algorithm, drawn: Mapping[str, Any]) -> None:
-    """Checks that ratios can correct for trajectories that the previous policy sampled.
-
-    The sampler's log-probability is then the old policy's. It must be of the whole softmax, as the
-    trainer's is: else a ratio is not 1 where no parameter has changed.
-
-    Args:
-      drawn: top_k, top_p and grammar of config.rollout.
-
-    Raises:
-      ValueError: one sentence with the field, what was got and what is allowed.
-    """
-    needed = {
-        "algorithm.old_policy": (algorithm.old_policy, algorithm.old_policy == "iteration"),
-        "algorithm.importance": (algorithm.importance, algorithm.importance is None),
-        "algorithm.objective": (
-            algorithm.objective,
-            algorithm.objective_entry.has_ratio,
-        ),
-        **{
-            f"rollout.{name}": (value, value is None or (name, value) == ("top_p", 1))
-            for name, value in drawn.items()
-        },
-    }
-    for name, (value, fits) in needed.items():
-        if not fits:
-            ratios = entries_with("objective", lambda objective: objective.has_ratio)
-            allowed = {
-                "algorithm.old_policy": "iteration",
-                "algorithm.objective": " or ".join(each.partition("=")[2] for each in ratios),
-            }
-            raise ValueError(
-                f"config.rollout_ahead: got 1 with {name}={value!r}; allowed: 0 unless it is"
-                f" {allowed.get(name, 'none')}, since what is sampled ahead is corrected by ratios"
-                " of whole softmaxes to the policy that sampled."
-            )
 
 
 def check_weights(algorithm: Algorithm, rewards: Sequence[Reward]) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from seeupo_jax.instruments.aot.expected_figures import expected_figures
 from seeupo_jax.parallel.device_memory import GIB
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.parallel.program_cache import keep_no_programs
-from seeupo_jax.planning.aot.measure import CompiledFigures, measure, other_memory
+from seeupo_jax.planning.aot.measure import CompiledFigures, measure
 from seeupo_jax.planning.aot.search import fits
 from seeupo_jax.planning.chips import Topology, topology_devices, usable_hbm
 from seeupo_jax.planning.remat import plan_remat
@@ -104,8 +104,7 @@ def tune(setup: Setup, log: Callable[[str], None]) -> Tuned | None:
         sweep = _shortest("sweep", setup, sweep_fields(setup), log)
     if sweep is None:
         return None
-    measured = [sweep.figures[kind] for kind in _KINDS["sweep"]]
-    sampler = _shortest("sampler", sweep.setup, sampler_fields(sweep.setup), log, measured)
+    sampler = _shortest("sampler", sweep.setup, sampler_fields(sweep.setup), log)
     if sampler is None:
         return None
     figures = {
@@ -182,15 +181,10 @@ def _shortest(
     setup: Setup,
     tried: Iterable[Fields],
     log: Callable[[str], None],
-    measured: Sequence[CompiledFigures] = (),
 ) -> MeshChoice | None:
-    """The candidate with the shortest iteration by the compiler; None if none fits.
-
-    Args:
-      measured: figures of programs that all candidates share, compiled with other parts.
-    """
+    """The candidate with the shortest iteration by the compiler; None if none fits."""
     compiled_choices = list[MeshChoice]()
-    ranked = _ranked(part, setup, tried, measured)
+    ranked = _ranked(part, setup, tried)
     log(f"{part}: {len(ranked)} layouts")
     compiled, too_much = 0, math.inf
     for choice in ranked:
@@ -256,7 +250,6 @@ def _ranked(
     part: str,
     given: Setup,
     tried: Iterable[Fields],
-    measured: Sequence[CompiledFigures] = (),
 ) -> list[MeshChoice]:
     """Valid candidates with room for persistent arrays, the shortest iteration by formula first."""
     choices = []
@@ -272,21 +265,9 @@ def _ranked(
         if part == "sweep":
             needs = plan_remat(setup.given, setup.mesh, hbm).needed(setup.given.model.remat)
         programs = {program.kind: program for program in choose_programs(list_programs(setup))}
-        if not all(fits(setup, each) for each in in_setup(setup, measured)):
-            continue
         figures = {kind: expected_figures(setup, program) for kind, program in programs.items()}
         choices.append(MeshChoice(fields, setup, needs, programs, figures))
     return sorted(choices, key=lambda choice: choice.seconds)
-
-
-def in_setup(setup: Setup, measured: Iterable[CompiledFigures]) -> list[CompiledFigures]:
-    """Figures of programs that this setup shares, with its own persistent arrays."""
-    programs = {program.name: program for program in list_programs(setup)}
-    return [
-        dataclasses.replace(each, beside=other_memory(setup, programs[each.name]))
-        for each in measured
-        if each.name in programs
-    ]
 
 
 def _flags(fields: Fields) -> str:

@@ -21,7 +21,12 @@ from seeupo_jax.configuration.layers import layered
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.configuration.rules.algorithm_rules import check_choices
 from seeupo_jax.configuration.schema import Optimizer, recipe_fields
-from seeupo_jax.instruments.lab.advantages import INPUTS, expected_credit, sampled_credit
+from seeupo_jax.instruments.lab.advantages import (
+    INPUTS,
+    TurnCredit,
+    expected_credit,
+    sampled_credit,
+)
 from seeupo_jax.instruments.lab.policies import (
     POLICIES,
     TabularPolicy,
@@ -33,8 +38,13 @@ from seeupo_jax.instruments.lab.policies import (
     log_probability,
 )
 from seeupo_jax.instruments.lab.problems import Problem
-from seeupo_jax.instruments.lab.sweep import LabParams, sweep, values_of
-from seeupo_jax.instruments.lab.trajectories import TurnRewards, expected_batch, sampled_batch
+from seeupo_jax.instruments.lab.sweep import LabParams, old_logp, sweep, values_of
+from seeupo_jax.instruments.lab.trajectories import (
+    Batch,
+    TurnRewards,
+    expected_batch,
+    sampled_batch,
+)
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.options import above, at_least, checked, names_of
 from seeupo_jax.training.algorithm_trial import check_entries
@@ -69,6 +79,8 @@ class LabSettings:
         "tables", "one of " + ", ".join(POLICIES), lambda value: value in POLICIES
     )
     exact: bool = False
+    lag: int = at_least(0, 0)
+    turn_tokens: int = at_least(1, 1)
 
     def algorithm(self, recipe: str) -> Algorithm:
         """The algorithm of a recipe in the laboratory.
@@ -103,9 +115,16 @@ class LabSettings:
         has_ratio = find_entry("objective", algorithm.objective).has_ratio
         if not has_ratio and "inner_epochs" not in changed:
             algorithm = dataclasses.replace(algorithm, inner_epochs=1)
-        check_choices(algorithm, max_turns=1, recipe=recipe_values)
+        check_choices(algorithm, max_turns=1, ahead=self.lag > 0, recipe=recipe_values)
         check_entries(algorithm)
         _check_needs(algorithm)
+        if self.lag:
+            check_stale(algorithm, f"--lag: got {self.lag}")
+        if self.turn_tokens > 1 and algorithm.estimator_entry.level != "trajectory":
+            raise ValueError(
+                f"--turn_tokens: got {self.turn_tokens} with advantage={algorithm.advantage};"
+                " allowed: 1 unless the estimator is of trajectories."
+            )
         if self.exact and algorithm.advantage != "grae":
             raise ValueError(
                 f"--exact: got {recipe!r}, with advantage={algorithm.advantage}; allowed: recipes"
@@ -155,6 +174,29 @@ def _check_needs(algorithm: Algorithm) -> None:
         )
 
 
+def check_stale(algorithm: Algorithm, given: str) -> None:
+    corrects = algorithm.old_policy == "iteration" and algorithm.objective_entry.has_ratio
+    if algorithm.importance is None and not corrects:
+        raise ValueError(
+            f"{given} with objective={algorithm.objective} and old_policy={algorithm.old_policy};"
+            " allowed: 0 unless importance.clip is set or there are ratios to the policy that"
+            " sampled."
+        )
+
+
+def check_turns(problem: Problem, settings: LabSettings) -> None:
+    """Whether all turns have as many tokens.
+
+    Raises:
+      ValueError: one sentence with what was got and what is allowed.
+    """
+    if problem.turns % settings.turn_tokens:
+        raise ValueError(
+            f"--turn_tokens: got {settings.turn_tokens} on {problem.name}, which has"
+            f" {problem.turns} actions; allowed: a divisor of it."
+        )
+
+
 def check_rewards(problem: Problem, recipe: str, settings: LabSettings) -> None:
     """Whether a recipe's estimator is for the rewards of a problem.
 
@@ -176,7 +218,7 @@ def check_rewards(problem: Problem, recipe: str, settings: LabSettings) -> None:
 
 def _change(text: str) -> tuple[str, Any]:
     field, separator, value = text.partition("=")
-    read = (*names_of(ObjectiveOptions), *names_of(SweepOptions))
+    read = (*names_of(ObjectiveOptions), *names_of(SweepOptions), "importance")
     unread = field in _UNREAD or (field.partition(".")[0] in {*names_of(Algorithm)} - {*read})
     if not separator or unread:
         why = f", since {_UNREAD[field]}" if field in _UNREAD else ""
@@ -202,6 +244,11 @@ class Result:
     def final_over_optimum(self) -> np.ndarray:
         """[S]."""
         return self.value_SI[:, -1] / self.optimum
+
+    @property
+    def mean_over_optimum(self) -> np.ndarray:
+        """The mean of the value at the start and after each iteration, over the optimum; [S]."""
+        return self.value_SI.mean(axis=1) / self.optimum
 
     @property
     def solved(self) -> float:
@@ -233,6 +280,7 @@ def experiment(problem: Problem, recipe: str, settings: LabSettings) -> Result:
       recipe: as for `LabSettings.algorithm`.
     """
     check_rewards(problem, recipe, settings)
+    check_turns(problem, settings)
     turn_rewards = None
     if problem.turn_mean is not None:
         turn_rewards = TurnRewards(np.float32(problem.turn_mean), np.float32(problem.noise))
@@ -290,22 +338,42 @@ def regrets(
 
     def run(seed: jax.Array) -> jax.Array:
         key_init, key_run = jax.random.split(jax.random.fold_in(jax.random.key(0), seed))
-        has_critic = algorithm.critic.kind != "none"
-        value_C = jnp.zeros(first_context(turns, actions)) if has_critic else None
-        params = LabParams(policy.init(key_init), value_C)
-        zero = jnp.zeros((), jnp.int32)
-        state = TrainState(params, optimizer.init(params), zero, zero)
+        state = initial_state(policy, optimizer, algorithm, key_init, turns, actions)
+        older = None  # the policies of the last iterations, the oldest first
+        if settings.lag:
+            older = jax.tree.map(lambda x: jnp.stack([x] * settings.lag), state.params.policy)
 
-        def iterate(state: TrainState, number: jax.Array) -> tuple[TrainState, jax.Array]:
+        def iterate(carry: Any, number: jax.Array) -> Any:
+            state, older = carry
             key = jax.random.fold_in(key_run, number)
             rewards = mean, probability, turn_rewards
-            state = iteration(policy, optimizer, algorithm, settings, rewards, state, key)
-            return state, regret(state)
+            sampler = jax.tree.map(lambda x: x[0], older)
+            after = iteration(policy, optimizer, algorithm, settings, rewards, state, key, sampler)
+            if older is not None:
+                newest = jax.tree.map(lambda x: x[None], state.params.policy)
+                older = jax.tree.map(lambda *x: jnp.concatenate(x)[1:], older, newest)
+            return (after, older), regret(after)
 
-        _, regret_I = jax.lax.scan(iterate, state, jnp.arange(settings.iterations))
+        _, regret_I = jax.lax.scan(iterate, (state, older), jnp.arange(settings.iterations))
         return jnp.concatenate([regret(state)[None], regret_I])
 
     return jax.vmap(run)(seed_S)
+
+
+def initial_state(
+    policy: TabularPolicy,
+    optimizer: optax.GradientTransformation,
+    algorithm: Algorithm,
+    key: jax.Array,
+    turns: int,
+    actions: int,
+) -> TrainState:
+    """The state that a run on a problem of so many turns and actions begins from."""
+    has_critic = algorithm.critic.kind != "none"
+    value_C = jnp.zeros(first_context(turns, actions)) if has_critic else None
+    params = LabParams(policy.init(key), value_C)
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(params, optimizer.init(params), zero, zero)
 
 
 def iteration(
@@ -316,31 +384,47 @@ def iteration(
     rewards: tuple[jax.Array, jax.Array, TurnRewards | None],
     state: TrainState,
     key: jax.Array,
+    sampler: Any = None,
 ) -> TrainState:
     """Trajectories of the policy, what they are credited with, and a sweep over their turns.
 
     Args:
       rewards: mean, probability and turn_rewards as for `sampled_batch`.
+      sampler: parameters of the policy that samples; None: those of the state.
     """
     params, (mean, probability, turn_rewards) = state.params, rewards
+    sampling = params.policy if sampler is None else sampler
     if settings.exact:
-        batch = expected_batch(policy, params.policy, mean)
-        credit = expected_credit(algorithm, batch)
+        batch = expected_batch(policy, sampling, mean)
     else:
         count = settings.groups * settings.group_size
         batch = sampled_batch(
-            policy, params.policy, mean, probability, key, turn_rewards, trajectories=count
+            policy, sampling, mean, probability, key, turn_rewards, trajectories=count
         )
-        value_NK = values_of(params, batch.context_NK)
-        context_NK, of_policy, needs = batch.context_NK, {}, algorithm.estimator_entry.needs
-        if algorithm.estimator.reads_entropy:
-            of_policy["entropy_NK"] = entropy(policy, params.policy, context_NK)
-        if "old_logp_NL" in needs:
-            actions = context_NK, batch.action_NK
-            of_policy["logp_NK"] = log_probability(policy, params.policy, *actions)
-        if "collision_NL" in needs:
-            of_policy["collision_NK"] = collision(policy, params.policy, context_NK)
-        credit = sampled_credit(
-            algorithm, batch, value_NK, group_size=settings.group_size, **of_policy
-        )
-    return sweep(policy, optimizer, algorithm, state, batch, credit, key)
+    if sampler is not None:
+        sampler_logp_NK = log_probability(policy, sampler, batch.context_NK, batch.action_NK)
+        batch = batch._replace(sampler_logp_NK=sampler_logp_NK)
+    if settings.exact:
+        credit = expected_credit(algorithm, batch)
+    else:
+        credit = _sampled_credit(policy, algorithm, settings, params, batch)
+    tokens = settings.turn_tokens
+    return sweep(policy, optimizer, algorithm, state, batch, credit, key, turn_tokens=tokens)
+
+
+def _sampled_credit(
+    policy: TabularPolicy,
+    algorithm: Algorithm,
+    settings: LabSettings,
+    params: LabParams,
+    batch: Batch,
+) -> TurnCredit:
+    context_NK, of_policy, needs = batch.context_NK, {}, algorithm.estimator_entry.needs
+    value_NK = values_of(params, context_NK)
+    if algorithm.estimator.reads_entropy:
+        of_policy["entropy_NK"] = entropy(policy, params.policy, context_NK)
+    if "old_logp_NL" in needs:
+        of_policy["logp_NK"] = old_logp(policy, algorithm, params, batch)
+    if "collision_NL" in needs:
+        of_policy["collision_NK"] = collision(policy, params.policy, context_NK)
+    return sampled_credit(algorithm, batch, value_NK, group_size=settings.group_size, **of_policy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ Results = Mapping[str, Mapping[str, Result]]  # problem -> recipe -> result
 def json_values(results: Results) -> dict[str, Any] | list[dict[str, Any]]:
     """The object of the one problem, or a list of one object per problem.
 
-    Of each recipe: `final_over_optimum`, the last value over the optimum, of each seed;
+    Of each recipe: `final_over_optimum`, the last value over the optimum, of each seed, and
+    `mean_over_optimum`, the mean of the first value and of those after each iteration;
     `curve_mean`, the mean over the seeds of the exact value after each iteration, in units of
     reward; `solved`, the share of seeds that end at 95% of the optimum; `drops`, the share of
     iterations, over all seeds, in which the value fell by more than 1e-6.
@@ -41,6 +42,7 @@ def _problem_values(name: str, recipes: Mapping[str, Result]) -> dict[str, Any]:
         "recipes": {
             recipe: {
                 "final_over_optimum": result.final_over_optimum.tolist(),
+                "mean_over_optimum": result.mean_over_optimum.tolist(),
                 "curve_mean": result.value_SI[:, 1:].mean(axis=0).tolist(),
                 "solved": result.solved,
                 "drops": result.drops,
@@ -109,8 +111,18 @@ def draw(results: Results, file: Path) -> None:
         base.mark_line(strokeWidth=1.5).encode(alt.Y("mean:Q", **y)),
         alt.Chart().mark_rule(strokeWidth=0.6).encode(y=alt.datum(1)),
     )
+    save_panels(layers, rows, "problem", file)
+
+
+def save_panels(
+    layers: Sequence[Any], rows: Sequence[Mapping[str, Any]], by: str, file: Path
+) -> None:
+    """Writes a plot of layers over each other, with a panel for each value of a column."""
+    import altair as alt
+
     panels = alt.layer(*layers, data=alt.InlineData(rows)).properties(width=360, height=240)
-    panels = panels.facet(alt.Facet("problem:N", sort=list(results), title=None), columns=3)
+    order = list(dict.fromkeys(row[by] for row in rows))
+    panels = panels.facet(alt.Facet(f"{by}:N", sort=order, title=None), columns=3)
     file.parent.mkdir(parents=True, exist_ok=True)
     with name_file(file):
         panels.save(file, scale_factor=2 if file.suffix == ".png" else 1)

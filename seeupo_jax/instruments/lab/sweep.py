@@ -1,13 +1,13 @@
 """An iteration's updates in the laboratory: turn after turn, as in `learner/sweep.py`.
 
-Every turn is an action of one token, every trajectory has all K turns, all groups are of the one
-task, the old policy is the iteration's first, and there is no KL term. What follows from that:
-`normalize_by` has no effect without `mask_above`. Dynamic sampling is left out: with `dapo` too,
-groups of equal rewards stay in the batch, where they have advantages of 0 and count in the mean.
-Recipes that update all turns together make `inner_epochs` steps an iteration; those that update
-turn by turn make K times as many, each of which touches one turn. With one table per turn only the
-weights connect turns: `seeupo_unweighted` and `parallel` are equal there. Of several turns a step,
-spans are counted from turn K also where `mask_above` leaves no trajectory that turn.
+Every turn is an action of one token, or of equally many; every trajectory has all turns, all
+groups are of the one task, and there is no KL term. What follows from that: `normalize_by` has no
+effect unless `mask_above` or `importance` leaves out tokens. Dynamic sampling is left out: with
+`dapo` too, groups of equal rewards stay in the batch, where they have advantages of 0 and count in
+the mean. Recipes that update all turns together make `inner_epochs` steps an iteration; those that
+update turn by turn make K times as many, each of which touches one turn. With one table per turn
+only the weights connect turns: `seeupo_unweighted` and `parallel` are equal there. Of several turns
+a step, spans are counted from turn K also where `mask_above` leaves no trajectory that turn.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 import optax
 
 from seeupo_jax.algorithms.action_objective import action_objective
+from seeupo_jax.algorithms.importance import importance_weights
 from seeupo_jax.algorithms.surrogate import turn_ratio, update_weight
 from seeupo_jax.algorithms.value import clipped_value_loss
 from seeupo_jax.configuration.algorithm import Algorithm
@@ -29,7 +30,7 @@ from seeupo_jax.instruments.lab.advantages import TurnCredit
 from seeupo_jax.instruments.lab.policies import TabularPolicy, log_probability
 from seeupo_jax.instruments.lab.trajectories import Batch
 from seeupo_jax.learner.optimization.optimizer import apply_update
-from seeupo_jax.learner.sweep_plan import plan_sweep
+from seeupo_jax.learner.sweep_plan import action_numbers, plan_sweep
 from seeupo_jax.types import CONTEXT, TrainState
 
 _LEAST = 1e-30  # of a share: what is divided by it is 0
@@ -43,9 +44,10 @@ class LabParams(NamedTuple):
 
 
 class TurnInputs(NamedTuple):
-    """Turns and the inputs of their updates: [N, K], or [N, U, L] of the turns of one step.
+    """Tokens and the inputs of their updates: [N, K], or [N, U, L] of the tokens of one step.
 
-    kept: which are learned from. clip_scale: None where clip ranges are not scaled.
+    kept: which `mask_above` does not exclude. clip_scale: None where clip ranges are not scaled.
+    importance, accepted: their weights, and which are not rejected; None: without such weights.
     """
 
     context: jax.Array
@@ -56,6 +58,8 @@ class TurnInputs(NamedTuple):
     clip_scale: jax.Array | None
     old_logp: jax.Array
     old_value: jax.Array
+    importance: jax.Array | None = None
+    accepted: jax.Array | None = None
 
 
 def values_of(params: LabParams, context: jax.Array) -> jax.Array:
@@ -71,17 +75,13 @@ def sweep(
     batch: Batch,
     credit: TurnCredit,
     key: jax.Array,
+    *,
+    turn_tokens: int = 1,
 ) -> TrainState:
     """Step after step, each weighted by the steps before it; `key` seeds the random order."""
-    actions = batch.context_NK, batch.action_NK
-    logp_NK = log_probability(policy, state.params.policy, *actions)
-    kept_NK = jnp.ones(logp_NK.shape, bool)
-    if algorithm.mask_above is not None:
-        kept_NK = jnp.exp(logp_NK) <= algorithm.mask_above
-    inputs = TurnInputs(
-        *actions, kept_NK, *credit, logp_NK, values_of(state.params, batch.context_NK)
-    )
-    turns_SUL, present_SUL = map(jnp.asarray, update_steps(algorithm, batch.context_NK.shape[1]))
+    inputs = sweep_inputs(policy, algorithm, state.params, batch, credit, turn_tokens)
+    steps = update_steps(algorithm, batch.context_NK.shape[1], turn_tokens)
+    turns_SUL, present_SUL = map(jnp.asarray, steps)
     if algorithm.order == "random":
         shuffled_S = jax.random.permutation(jax.random.fold_in(key, 1), turns_SUL.shape[0])
         turns_SUL, present_SUL = turns_SUL[shuffled_S], present_SUL[shuffled_S]
@@ -96,19 +96,144 @@ def sweep(
     return state
 
 
-def update_steps(algorithm: Algorithm, turns: int) -> tuple[np.ndarray, np.ndarray]:
-    """The turns of each planned update's actions, and which are no padding; both [S, U, L].
+def sweep_inputs(
+    policy: TabularPolicy,
+    algorithm: Algorithm,
+    params: LabParams,
+    batch: Batch,
+    credit: TurnCredit,
+    turn_tokens: int = 1,
+) -> TurnInputs:
+    """All tokens as a sweep that begins from the parameters learns from them, [N, K]."""
+    actions = batch.context_NK, batch.action_NK
+    logp_NK = log_probability(policy, params.policy, *actions)
+    kept_NK = jnp.ones(logp_NK.shape, bool)
+    if algorithm.mask_above is not None:
+        kept_NK = jnp.exp(logp_NK) <= algorithm.mask_above
+    importance_NK = accepted_NK = None
+    if algorithm.importance is not None:
+        sampler_NK = batch.sampler_logp_NK
+        logps = logp_NK, logp_NK if sampler_NK is None else sampler_NK
+        importance_NK, accepted_NK = _weigh_tokens(algorithm, *logps, kept_NK, turn_tokens)
+    old = old_logp(policy, algorithm, params, batch), values_of(params, batch.context_NK)
+    return TurnInputs(*actions, kept_NK, *credit, *old, importance_NK, accepted_NK)
+
+
+def old_logp(
+    policy: TabularPolicy, algorithm: Algorithm, params: LabParams, batch: Batch
+) -> jax.Array:
+    """The log-probabilities that ratios are to, [N, K], where a sweep begins from the parameters.
+
+    As in training, those of the policy before the sweep, but of tokens of another sampler without
+    importance weights that sampler's.
+    """
+    if batch.sampler_logp_NK is not None and algorithm.importance is None:
+        return batch.sampler_logp_NK
+    return log_probability(policy, params.policy, batch.context_NK, batch.action_NK)
+
+
+def _weigh_tokens(
+    algorithm: Algorithm,
+    logp_NK: jax.Array,
+    sampler_logp_NK: jax.Array,
+    kept_NK: jax.Array,
+    turn_tokens: int,
+) -> tuple[jax.Array, jax.Array]:
+    """The importance weight of every token and whether it is not rejected, both [N, K]."""
+    options: Any = algorithm.importance
+    count, tokens = logp_NK.shape
+    turn_K = np.arange(tokens) // turn_tokens
+    unit_K = {
+        "token": np.arange(tokens),
+        "turn": turn_K,
+        "action": action_numbers(algorithm, tokens // turn_tokens, turn_K),
+        "trajectory": np.zeros(tokens, int),
+    }[options.unit(algorithm.ratio)]
+    unit_NK = np.arange(count)[:, None] * tokens + unit_K
+    units = count * tokens
+    weight_X, accepted_X, _ = importance_weights(
+        logp_NK.reshape(-1),
+        sampler_logp_NK.reshape(-1),
+        jnp.where(kept_NK, unit_NK, units).reshape(-1),
+        units=units,
+        method=options.method,
+        level=options.level,
+        clip=options.clip,
+        low=options.low,
+    )
+    return weight_X.reshape(count, tokens), accepted_X.reshape(count, tokens)
+
+
+def update_steps(
+    algorithm: Algorithm, tokens: int, turn_tokens: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens of each planned update's actions, and which are no padding; both [S, U, L].
 
     A random order is a permutation of the first axis, drawn by `sweep`.
+
+    Args:
+      tokens: of a trajectory. turn_tokens: of each of its turns, a divisor.
     """
     if algorithm.order == "random":
         algorithm = dataclasses.replace(algorithm, order="reverse")
+    turns = tokens // turn_tokens
     span, updates = algorithm.span(turns), plan_sweep(algorithm, turns).updates
     turns_SUL = np.full((len(updates), len(updates[0].actions), span), CONTEXT)
     for turns_UL, update in zip(turns_SUL, updates, strict=True):
         for turns_L, action in zip(turns_UL, update.actions, strict=True):
             turns_L[span - len(action) :] = action
-    return np.maximum(turns_SUL, 0), turns_SUL != CONTEXT
+    first_SUL = np.maximum(turns_SUL, 0) * turn_tokens
+    tokens_SUL = (first_SUL[..., None] + np.arange(turn_tokens)).reshape(*turns_SUL.shape[:2], -1)
+    return tokens_SUL, np.repeat(turns_SUL != CONTEXT, turn_tokens, axis=2)
+
+
+def objective(
+    algorithm: Algorithm,
+    logp_NUL: jax.Array,
+    old_logp_NUL: jax.Array,
+    inputs: TurnInputs,
+    present_UL: jax.Array,
+    share_N: jax.Array,
+    cumulative_ratio_N: jax.Array,
+    value_loss_NU: jax.Array | float = 0.0,
+) -> jax.Array:
+    """What a step maximises: the mean of its actions' terms, minus the critic's loss; [].
+
+    Args:
+      share_N: as of `Batch`.
+      value_loss_NU: times its coefficient.
+    """
+    mask_NUL, sampled_NUL = _masks(inputs, present_UL)
+    count_NU = jnp.sum(mask_NUL, axis=2, dtype=jnp.float32)
+    entry = algorithm.objective_entry
+    term_NU, _ = action_objective(
+        logp_NUL,
+        old_logp_NUL,
+        mask_NUL,
+        inputs.advantage,
+        cumulative_ratio_N[:, None],
+        objective=entry,
+        ratio=algorithm.ratio,
+        importance_NL=inputs.importance,
+        clip_scale_NL=inputs.clip_scale,
+        **{name: vars(algorithm)[name] for name in entry.bounds},
+    )
+    acts_N = jnp.any(count_NU, axis=1)
+    if algorithm.normalize_by == "active":
+        share_N /= jnp.maximum(jnp.sum(share_N * acts_N), _LEAST)
+    elif inputs.accepted is not None:  # the rejected leave the denominator
+        rejected_N = jnp.any(sampled_NUL, axis=(1, 2)) & ~acts_N
+        share_N /= jnp.maximum(1 - jnp.sum(share_N * rejected_N), _LEAST)
+    mean = _MEANS[algorithm.loss_aggregation]
+    return mean(share_N, term_NU - value_loss_NU, count_NU, present_UL)
+
+
+def _masks(inputs: TurnInputs, present_UL: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Which tokens of a step are learned from, and which were before some were rejected."""
+    sampled_NUL = inputs.kept & present_UL[None]
+    if inputs.accepted is None:
+        return sampled_NUL, sampled_NUL
+    return sampled_NUL & inputs.accepted, sampled_NUL
 
 
 def _step(
@@ -122,39 +247,24 @@ def _step(
 ) -> tuple[TrainState, jax.Array]:
     """All optimizer steps on some turns, and the updated cumulative ratios."""
     state, cumulative_ratio_N = carry
-    mask_NUL = inputs.kept & present_UL[None]
-    count_NU = jnp.sum(mask_NUL, axis=2, dtype=jnp.float32)
-    acts_N = jnp.any(count_NU, axis=1)
-    if algorithm.normalize_by == "active":
-        share_N /= jnp.maximum(jnp.sum(share_N * acts_N), _LEAST)
+    mask_NUL, _ = _masks(inputs, present_UL)
 
     def logp(params: LabParams) -> jax.Array:
         return log_probability(policy, params.policy, inputs.context, inputs.action)
 
-    objective = algorithm.objective_entry
-    bounds = {name: vars(algorithm)[name] for name in objective.bounds}
     old_logp = logp(state.params) if algorithm.old_policy == "turn" else inputs.old_logp
 
     def loss(params: LabParams) -> jax.Array:
-        term_NU, _ = action_objective(
-            logp(params),
-            old_logp,
-            mask_NUL,
-            inputs.advantage,
-            cumulative_ratio_N[:, None],
-            objective=objective,
-            ratio=algorithm.ratio,
-            clip_scale_NL=inputs.clip_scale,
-            **bounds,
-        )
+        value_loss_NU = 0.0
         if params.value_C is not None:
-            term_NU -= algorithm.critic.coef * _value_loss(algorithm, params, inputs, mask_NUL)
-        return -_MEANS[algorithm.loss_aggregation](share_N, term_NU, count_NU, present_UL)
+            value_loss_NU = algorithm.critic.coef * _value_loss(algorithm, params, inputs, mask_NUL)
+        arrays = old_logp, inputs, present_UL, share_N, cumulative_ratio_N, value_loss_NU
+        return -objective(algorithm, logp(params), *arrays)
 
     def epoch(state: TrainState, _: None) -> Any:
         stepped, _ = apply_update(optimizer, jax.grad(loss)(state.params), state)
         # As in training, no step without a token.
-        return jax.tree.map(functools.partial(jnp.where, jnp.any(acts_N)), stepped, state), None
+        return jax.tree.map(functools.partial(jnp.where, jnp.any(mask_NUL)), stepped, state), None
 
     state, _ = jax.lax.scan(epoch, state, length=algorithm.inner_epochs)
     if algorithm.weighs:

@@ -27,6 +27,8 @@ class Batch(NamedTuple):
     """Trajectories with their weights in a mean, `share_N`, which sum to 1.
 
     reward_NK: of each turn; None: all of `reward_N` comes with the last one.
+    sampler_logp_NK: log-probabilities (nats) under the policy that sampled; None: it is the one
+      that is trained on them.
     """
 
     context_NK: jax.Array
@@ -34,6 +36,7 @@ class Batch(NamedTuple):
     reward_N: jax.Array
     share_N: jax.Array
     reward_NK: jax.Array | None = None
+    sampler_logp_NK: jax.Array | None = None
 
 
 def sampled_batch(

@@ -34,7 +34,7 @@ class SplitActions(NamedTuple):
     holds all of them:
     advantage.
     ratio: log(π / π_old) under the parameters that the step begins from; None: not needed.
-    importance: log(π_start / π_sampler); None without importance weights.
+    importance: the weight; None without importance weights.
     clip_scale: of the clip range; None: it is not scaled.
     """
 
@@ -58,7 +58,7 @@ class SplitActions(NamedTuple):
         action), and their gradients to its gradient, with the other spans held constant in each.
 
         Args:
-          behind_PJ: `ratio` or `importance`; None: 0. level: of the ratio.
+          behind_PJ: `ratio`; None: 0. level: of the ratio.
         """
         if level == "token":
             return logp_PJA, other_logp_PJA
@@ -112,8 +112,8 @@ def split_actions(config: LossConfig, batch: TurnBatch, trajectories: int) -> Sp
             scaled_bounds(config.objective, config.bounds, scale_PJ),
         )
         ratio = behind(limited_PJA - logps_PJA[1])
-    if config.options.importance is not None:
-        importance = behind((batch.start_logp_PA - batch.sampler_logp_PA)[:, None, :])
+    if batch.importance_PA is not None:
+        importance = behind(batch.importance_PA[:, None, :])
     part_PJ, times_PJ = count_PJ / tokens_PJ, tokens_PJ / jnp.maximum(count_PJ, 1)
     advantage = behind(advantage_PJA)
     return SplitActions(part_PJ, times_PJ, advantage, ratio, importance, clip_scale)

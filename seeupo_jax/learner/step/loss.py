@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from seeupo_jax.algorithms.action_objective import action_objective
 from seeupo_jax.algorithms.distillation import UNTAUGHT
-from seeupo_jax.algorithms.surrogate import kl_estimate, truncated_importance
+from seeupo_jax.algorithms.surrogate import kl_estimate
 from seeupo_jax.configuration.algorithm import LossOptions
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.learner.step.actions import SplitActions, action_means, by_action
@@ -65,23 +65,20 @@ def turn_loss(
     mask_PJA = by_action(row, config.actions)
     count_PJ = mask_PJA.sum(axis=2)
     mean = functools.partial(action_means, mask_PJA=mask_PJA)
-    term_PJ, clipped_PJ, shares = _action_terms(
-        config, row, logp_PA, cumulative_ratio_P, mask_PJA, split
-    )
+    term_PJ, clipped_PJ = _action_terms(config, row, logp_PA, cumulative_ratio_P, mask_PJA, split)
     # How much of an action the span holds.
     part_PJ = (count_PJ > 0) * (1 if split is None else split.part)
     # An action's terms are means over its tokens.
     size_PJ = part_PJ if options.loss_aggregation == "action" else count_PJ
     counted = functools.partial(_sum_of_parts, part_PJ)
     gain_PJ, means, taught = _regularized(config, row, scored, term_PJ, logp_PA, mean)
-    shares |= means
     router_loss, router_sums = router_terms(routers, network.arch, row, scored)
     loss = router_loss - jnp.sum(size_PJ * gain_PJ)
     sums = {
         "actions": part_PJ.sum(dtype=jnp.float32),
         "clipped": counted(clipped_PJ),
         "weight_max": _largest_weight(config, row, cumulative_ratio_P, mask_PJA, split),
-        **{name: counted(share_PJ) for name, share_PJ in shares.items()},
+        **{name: counted(mean_PJ) for name, mean_PJ in means.items()},
         **routing_sums(config, network.arch.routing, row, scored.routed_RLG),
         **router_sums,
         **taught,
@@ -156,15 +153,15 @@ def _action_terms(
     cumulative_ratio_P: jax.Array,
     mask_PJA: jax.Array,
     split: SplitActions | None,
-) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
-    """The term of each action and how much of it is clipped [P, J]; metrics of importance."""
+) -> tuple[jax.Array, jax.Array]:
+    """The term of each action and how much of it is clipped [P, J]."""
     options, old_logp_PA = config.options, row.old_logp_PA
     if config.old_is_current or old_logp_PA is None:
         old_logp_PA = jax.lax.stop_gradient(logp_PA)
-    importance, shares = _importance(config, row, mask_PJA, split)
     logps_PJA = logp_PA[:, None, :], old_logp_PA[:, None, :]
     advantage = row.advantage_PA[:, None, :]
     clip_scale = None if row.clip_scale_PA is None else row.clip_scale_PA[:, None, :]
+    importance = None if row.importance_PA is None else row.importance_PA[:, None, :]
     whole = None
     if split is not None:
         whole = functools.partial(split.pair, behind_PJ=split.ratio, level=options.ratio)
@@ -172,35 +169,17 @@ def _action_terms(
             advantage += split.advantage[..., None]
             if split.clip_scale is not None:
                 clip_scale += split.clip_scale[..., None]
-    term_PJ, clipped_PJ = action_objective(
+            if split.importance is not None:
+                importance += split.importance[..., None]
+    return action_objective(
         *logps_PJA,
         mask_PJA,
         advantage,
         cumulative_ratio_P[:, None],
         objective=config.objective,
         ratio=options.ratio,
-        importance=importance,
+        importance_NL=importance,
         clip_scale_NL=clip_scale,
         whole=whole,
         **config.bounds,
     )
-    return term_PJ, clipped_PJ, shares
-
-
-def _importance(
-    config: LossConfig, row: TurnBatch, mask_PJA: jax.Array, split: SplitActions | None
-) -> tuple[jax.Array | None, dict[str, jax.Array]]:
-    """Importance weights against the sampler's mismatch, in the ratio's shape; and metrics."""
-    options = config.options.importance
-    if options is None:
-        return None, {}
-    level, clip = options.ratio_level(config.options.ratio), options.clip
-    logps_PJA = row.start_logp_PA[:, None, :], row.sampler_logp_PA[:, None, :]
-    if split is not None:
-        logps_PJA = split.pair(*logps_PJA, split.importance, level)
-    weight = truncated_importance(*logps_PJA, mask_PJA, level=level, clip=clip)
-    shares = {"tis_weight": weight, "tis_truncated": weight >= clip}
-    if level == "token":
-        count_PJ = jnp.maximum(mask_PJA.sum(axis=2), 1)
-        shares = jax.tree.map(lambda x: (x * mask_PJA).sum(axis=2) / count_PJ, shares)
-    return weight, shares

@@ -45,9 +45,6 @@ class LossConfig:
         blank: dict[str, Any] = dict.fromkeys(NUMBERS)
         if not self.entropy:
             blank["entropy_coef"] = 0.0
-        if options.importance is not None:
-            held["importance.clip"] = options.importance.clip
-            blank["importance"] = replace(options.importance, clip=0.0)
         # What a sum over tokens is divided by, and the tokens that are limited, are arguments too.
         blank["covariance"] = NoCovariance()
         if isinstance(options.covariance, KlCovariance):
@@ -100,8 +97,6 @@ class LossConfig:
     def sums(self) -> tuple[str, ...]:
         """The names of the sums that a step returns for its metrics, without the loss."""
         names = ("actions", "clipped", "kl", "weight_max")
-        if self.options.importance is not None:
-            names = (*names, "tis_weight", "tis_truncated")
         if self.options.router_replay != "none":
             names = (*names, "replayed", "router_mismatched")
         if self.teacher_coef is not None:

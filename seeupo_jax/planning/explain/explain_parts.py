@@ -10,12 +10,13 @@ import jax
 
 from seeupo_jax.agents.agent_tasks import describe_tasks, find_tasks
 from seeupo_jax.configuration.flags import command_name
+from seeupo_jax.configuration.rules.asynchronous_rules import lag_note
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs.mixture import read_components
 from seeupo_jax.envs.tasks import list_task_shares, list_tasks
 from seeupo_jax.envs.validation import OWN_REWARD
 from seeupo_jax.parallel.device_memory import format_bytes, total_memory
-from seeupo_jax.parallel.mesh import make_mesh
+from seeupo_jax.parallel.mesh import make_mesh, samplers_own_mesh
 from seeupo_jax.planning.abstract_run import ROLES, AbstractRun, Planned, abstract_run
 from seeupo_jax.planning.dealt_conversations import dealt_lines
 from seeupo_jax.planning.explain.explanation import Section, grouped, listed
@@ -31,27 +32,33 @@ from seeupo_jax.policy_io.build import (
     recurrent_notice,
     uses_few_shapes,
 )
+from seeupo_jax.policy_io.build_sampler import plan_sampler
 from seeupo_jax.rollout.task_draw import repeats, share_counts
 from seeupo_jax.types import TrainState
 
 
 def plan_run(
-    config: Config, start: str | None, planned: Planned | None = None
+    config: Config,
+    start: str | None,
+    planned: Planned | None = None,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[AbstractRun, RematPlan]:
     """The run's parts, and what recomputation was selected by.
 
     Args:
       start: where the policy lies; None: it has still to be made.
       planned: devices that are meant and not here; None: those that are.
+      mesh: of the run; None: that of `config.mesh`, over all devices.
     """
     model = dataclasses.replace(config.model, path=config.model.path if start is None else start)
-    config, mesh = dataclasses.replace(config, model=model), make_mesh(config.mesh)
+    config = dataclasses.replace(config, model=model)
+    mesh = make_mesh(config.mesh) if mesh is None else mesh
     if config.model.path is None:  # its tokenizer has still to be made, too
         rollout = dataclasses.replace(config.rollout, grammar=None)
         config = dataclasses.replace(config, rollout=rollout)
     if planned is not None:
         memory = planned.memory_bytes
-        plan = plan_remat(config, mesh, memory, share=SHARE, sampler=PLATFORM)
+        plan = plan_remat(config, mesh, memory, share=SHARE)
         if config.model.remat == "auto":
             model = dataclasses.replace(config.model, remat=plan.selected)
             config = dataclasses.replace(config, model=model)
@@ -162,6 +169,41 @@ def mesh_lines(run: AbstractRun, planned: Planned | None = None) -> list[str]:
     return [f"{count}{processes}: {axes if axes else 'one device'}", str(reshard), *dealt, *more]
 
 
+def sampler_lines(run: AbstractRun, planned: Planned | None = None) -> list[str]:
+    """Who samples while the devices of the mesh train, and how old its data may be."""
+    rollout = run.config.rollout
+    if not rollout.asynchronous:
+        return []
+    lag, ahead = rollout.max_lag, (rollout.max_lag + 1) * rollout.tasks
+    swaps = {"keep": "keep their keys and values", "prefill": "are prefilled again"}
+    begins = (
+        "conversations begin once the policy that they train is there, as in a run without: the"
+        " data are on-policy"
+    )
+    if lag:
+        sweeps = f"{lag} sweep{'s' * (lag > 1)}"
+        begins = (
+            f"an iteration's conversations may begin {sweeps} before the policy that they train is"
+            f" there; those under way {swaps[rollout.on_swap]} when a newer one comes"
+        )
+    lines = [f"{begins}; at most {ahead} groups have begun and are not trained on"]
+    if (note := lag_note(run.config)) is not None:
+        lines.append(note)
+    if rollout.engine == "openai":
+        who = f"{', '.join(rollout.servers)} sample beside training, and the devices here play"
+        return [f"{who} evaluations; servers get each version from served_weights/", *lines]
+    own = samplers_own_mesh(run.config, run.policy.mesh)
+    if own is None:
+        port = rollout.port if rollout.port else "a free port"
+        where = "processes with --role=rollout sample, and the devices of this one train"
+        return [f"{where}; it listens on {rollout.host}, {port}, and publishes weights/", *lines]
+    axes = " x ".join(f"{axis} {size}" for axis, size in own.shape.items() if size > 1)
+    policy = dataclasses.replace(run.policy, mesh=own)
+    plan = plan_sampler(run.config, policy, platform=None if planned is None else PLATFORM)
+    count = f"{own.size} devices sample while {run.policy.mesh.size} train"
+    return [f"{count}: {axes if axes else 'one device'}", f"each holds {plan}", *lines]
+
+
 def memory_lines(run: AbstractRun, remat: RematPlan, *, by_plan: bool) -> list[str]:
     """The memory of one device by part, in the order of allocation.
 
@@ -185,7 +227,6 @@ def memory_lines(run: AbstractRun, remat: RematPlan, *, by_plan: bool) -> list[s
     sizes[f"activations of a microbatch, remat {name}"] = remat.activations[name]
     sizes["experts that a step's routers are given"] = remat.replayed
     sizes["likeliest tokens of teachers that a step reads"] = remat.taught
-    sizes["cache and policy that sample the next iteration"] = remat.sampling
     lines = ["of one device, by estimate:"]
     lines += [f"{format_bytes(size):>12}  {label}" for label, size in sizes.items() if size > 0]
     step = f"{format_bytes(remat.needed(name)):>12}  a step of the sweep"

@@ -25,6 +25,7 @@ from seeupo_jax.evaluation.missing import remaining_splits
 from seeupo_jax.learner.optimization.parameter_groups import group_of, of_all_layers, path_name
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.metrics.run_manifest import flatten
+from seeupo_jax.parallel.mesh import training_mesh
 from seeupo_jax.planning.abstract_run import AbstractRun, Planned
 from seeupo_jax.planning.expected_time import planned_sweep, time_lines
 from seeupo_jax.planning.explain.explain_files import checkpoint_lines, file_lines
@@ -36,6 +37,7 @@ from seeupo_jax.planning.explain.explain_parts import (
     plan_run,
     program_lines,
     reward_lines,
+    sampler_lines,
     share_lines,
     task_ids,
     teacher_lines,
@@ -86,7 +88,7 @@ def explain_training(
     """
     check_same_warm_start(config, workdir)
     start = starting_folder(config, workdir)
-    run, remat = plan_run(config, start, planned)
+    run, remat = plan_run(config, start, planned, training_mesh(config))
     selects_on = _selection(config)
     begins = _start(run, config, workdir, selects_on)
     evaluated = _evaluated(config, begins, selects_on)
@@ -96,6 +98,7 @@ def explain_training(
         ("model", model_lines(run, start)),
         ("teacher", teacher_lines(run)),
         ("mesh", mesh_lines(run, planned)),
+        ("samplers", sampler_lines(run, planned)),
         ("memory", memory_lines(run, remat, by_plan=config.model.remat == "auto")),
         ("programs", program_lines(run, config.iterations - begins.done)),
         *([("time", time_lines(run))] if planned is None and config.iterations else []),
@@ -295,6 +298,8 @@ def _files(config: Config, workdir: Path) -> list[str]:
     written = {
         "trajectories/": True,
         "rollouts/, until a checkpoint covers them": True,
+        "weights/, workers.json": config.rollout.port is not None,
+        "served_weights/": config.rollout.engine == "openai",
         "warm_start/": bool(config.warm_start.stages),
         "profile/": bool(config.profile.steps),
         "learning_curve.png": True,

@@ -73,16 +73,12 @@ class Setup(AbstractRun):
         """The parts that a device holds while a program of a kind, as `sweep/turn`, runs.
 
         The sampler's copy of the policy is made before the KV cache, and both are freed before the
-        sweep. With `rollout_ahead` both stay, and the sampler also keeps a copy of the trained
-        parameters.
+        sweep.
         """
-        parts = dict(self.parts)
-        if self.config.rollout_ahead:
-            return parts | {"policy that samples": parts["parameters"]}
         absent = {CACHE} if kind == "rollout/reshard" else set()
         if kind.startswith("sweep"):
             absent = {CACHE, SAMPLER}
-        return {name: size for name, size in parts.items() if name not in absent}
+        return {name: size for name, size in self.parts.items() if name not in absent}
 
 
 class UsefulWork(NamedTuple):
@@ -143,8 +139,13 @@ def prepare(config: Config, topology: Topology) -> Setup:
     """The parts of a run that need neither its devices nor its weights.
 
     Raises:
-      ValueError: no libtpu, a mesh that does not fit, an unknown model.
+      ValueError: no libtpu, a mesh that does not fit, an unknown model, devices that only sample.
     """
+    if config.rollout.devices:
+        raise ValueError(
+            f"config.rollout.devices: got {config.rollout.devices}; allowed in aot: 0, since all"
+            " devices of a topology do both: estimate trainer and samplers by a topology each."
+        )
     given, source = build.find_model(config)
     mesh = make_mesh(given.mesh, topology_devices(topology))
     config = given

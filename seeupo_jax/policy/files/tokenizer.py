@@ -19,7 +19,7 @@ from seeupo_jax.policy.files import (
     sentencepiece_tokenizer,
 )
 from seeupo_jax.policy.files.sentencepiece_tokenizer import MODEL_FILE, UNREAD_FILE, train_tokenizer
-from seeupo_jax.types import CONTEXT, Segment
+from seeupo_jax.types import CONTEXT, UNKNOWN_VERSION, Segment
 
 __all__ = [
     "TokenizedConversation",
@@ -153,6 +153,7 @@ class Transcript:
         self._tokens: list[int] = []
         self._turn: list[int] = []
         self._logp: list[float] = []
+        self._version: list[int] | None = None  # None: no action's is known
         self._experts: list[np.ndarray] = []  # of its first tokens
 
     def copy(self) -> Transcript:
@@ -160,6 +161,7 @@ class Transcript:
         copied = Transcript()
         copied._finished = list(self._finished)
         copied._record(self._tokens, self._turn, self._logp)
+        copied._version = None if self._version is None else list(self._version)
         copied._experts = list(self._experts)
         return copied
 
@@ -176,6 +178,7 @@ class Transcript:
         if shared < len(self._tokens):
             self._finished.append(self._segment())
             self._tokens, self._turn, self._logp, self._experts = [], [], [], []
+            self._version = None
             shared = 0
         count = len(context) - shared
         self._record(context[shared:], [CONTEXT] * count, [0.0] * count)
@@ -186,14 +189,16 @@ class Transcript:
         turn: int,
         logp: Sequence[float],
         expert_LG: np.ndarray | None = None,
+        version_L: Sequence[int] = (),
     ) -> None:
         """Adds a turn's action and the sampler's log-probabilities.
 
         Args:
+          version_L: as of `Action`; empty: not known.
           expert_LG: as `Action.experts`, from the segment's first token on. Of tokens that earlier
             actions were sampled behind those of the first are kept.
         """
-        self._record(tokens, [turn] * len(tokens), logp)
+        self._record(tokens, [turn] * len(tokens), logp, version_L)
         if expert_LG is not None:
             self._experts.append(expert_LG[sum(map(len, self._experts)) :].copy())
 
@@ -201,7 +206,17 @@ class Transcript:
         """At least one; it is empty where nothing was read."""
         return (*self._finished, self._segment())
 
-    def _record(self, tokens: Sequence[int], turn: Sequence[int], logp: Sequence[float]) -> None:
+    def _record(
+        self,
+        tokens: Sequence[int],
+        turn: Sequence[int],
+        logp: Sequence[float],
+        version: Sequence[int] = (),
+    ) -> None:
+        if version and self._version is None:
+            self._version = [UNKNOWN_VERSION] * len(self._tokens)
+        if self._version is not None:
+            self._version += version or [UNKNOWN_VERSION] * len(tokens)
         self._tokens += tokens
         self._turn += turn
         self._logp += logp
@@ -212,6 +227,7 @@ class Transcript:
             np.array(self._turn, np.int32),
             np.array(self._logp, np.float32),
             self._expert_LG(),
+            version_L=None if self._version is None else np.array(self._version, np.int32),
         )
 
     def _expert_LG(self) -> np.ndarray | None:

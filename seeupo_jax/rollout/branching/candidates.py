@@ -24,7 +24,14 @@ from seeupo_jax.rewards.scorer import POLL_S, REWARD_FAILURE, RewardFailure, Sco
 from seeupo_jax.rollout.branching.candidate_plan import CandidatePlan, choose
 from seeupo_jax.rollout.engine.protocol import Action, Engine, Turn
 from seeupo_jax.rollout.engine.sampling import branch_chance
-from seeupo_jax.types import UNCHOSEN, RewardRow, RewardTable, Segment, Trajectory
+from seeupo_jax.types import (
+    UNCHOSEN,
+    UNKNOWN_VERSION,
+    RewardRow,
+    RewardTable,
+    Segment,
+    Trajectory,
+)
 
 JUDGE = "judge"  # the name of the judge's score among a trajectory's rewards
 
@@ -64,7 +71,7 @@ class CandidateEngine:
 
     Args:
       judge: scores conversations that end with a candidate.
-      seed, iteration: of the collection.
+      seed: of the collection.
       max_reward: the largest magnitude of a score.
       wait: whether decoding pauses while the judge works (`rollout.deterministic`).
     """
@@ -76,12 +83,11 @@ class CandidateEngine:
         plan: CandidatePlan,
         *,
         seed: int,
-        iteration: int,
         max_reward: float,
         wait: bool,
     ):
         self._engine, self._judge, self._plan = engine, judge, plan
-        self._numbers, self._max_reward, self._wait = (seed, iteration), max_reward, wait
+        self._seed, self._max_reward, self._wait = seed, max_reward, wait
         self._width = max(plan.counts)
         self._open: dict[int, _TurnCandidates] = {}
         self._steps: dict[int, list[_TurnCandidates]] = {}  # of each open conversation
@@ -100,9 +106,17 @@ class CandidateEngine:
         return self._engine.poll_interval_s
 
     def begin(
-        self, params: Any, *, seed: int, iteration: int, temperature: float | None = None
+        self,
+        params: Any,
+        *,
+        seed: int,
+        temperature: float | None = None,
+        version: int = UNKNOWN_VERSION,
     ) -> None:
-        self._engine.begin(params, seed=seed, iteration=iteration, temperature=temperature)
+        self._engine.begin(params, seed=seed, temperature=temperature, version=version)
+
+    def swap(self, params: Any, version: int) -> None:
+        self._engine.swap(params, version)
 
     @property
     def shard_owners(self) -> Sequence[int]:
@@ -221,7 +235,8 @@ class CandidateEngine:
         if not good:
             reason = step.candidates[0].failure.reason
             return Action(key, [], [], failure=f"every candidate of turn {turn.turn}: {reason}")
-        chance = branch_chance(*self._numbers, turn.task, turn.member, turn.turn)
+        numbers = turn.iteration, turn.task, turn.member, turn.turn
+        chance = branch_chance(self._seed, *numbers)
         scores = [step.candidates[number].score for number in good]
         step.chosen = good[choose(scores, self._plan.temperature, chance)]
         for number in {*range(step.count)} - {step.chosen}:

@@ -17,7 +17,7 @@ class Dispatch(NamedTuple):
     ended: Future[float]
 
 
-class Ticket(NamedTuple):
+class TimedDispatch(NamedTuple):
     """A decode dispatch, and the prefills that the devices do before it."""
 
     prefills: Sequence[Dispatch]
@@ -63,7 +63,7 @@ class DispatchTimes:
 
 
 class Clock:
-    """Seconds of prefilling and of decoding since `begin`."""
+    """Seconds of prefilling and of decoding since `begin`, and of swaps, if there were any."""
 
     def __init__(self) -> None:
         self._times = DispatchTimes()
@@ -99,16 +99,20 @@ class Clock:
         """Notes a prefill that was dispatched at `began`; `mark` is an array of its results."""
         self._prefills.append(self._times.note(began, mark))
 
-    def decode(self, began: float, results: Any) -> Ticket:
+    def decode(self, began: float, results: Any) -> TimedDispatch:
         """Notes a decode dispatch, as `prefill`."""
         prefills, self._prefills = self._prefills, []
-        return Ticket(prefills, self._times.note(began, results))
+        return TimedDispatch(prefills, self._times.note(began, results))
 
-    def land(self, ticket: Ticket) -> None:
+    def land(self, timed: TimedDispatch) -> None:
         """Waits for the results of a decode dispatch."""
-        for prefill in ticket.prefills:
+        for prefill in timed.prefills:
             self._seconds["prefill_s"] += self._times.wait(prefill)
-        self._seconds["decode_s"] += self._times.wait(ticket.decode)
+        self._seconds["decode_s"] += self._times.wait(timed.decode)
+
+    def swap(self, began: float) -> None:
+        """Notes a swap of the policy that began at `began` and is over."""
+        self._seconds["swap_s"] = self._seconds.get("swap_s", 0.0) + self.now() - began
 
 
 def _end(results: Any) -> float:

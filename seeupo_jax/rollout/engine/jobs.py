@@ -39,10 +39,13 @@ class Job:
     """An action that is being decoded.
 
     limit: the most tokens that it may have.
+    context: tokens that its lease begins with: the turn's, and those of the action that were
+      sampled before a swap of the policy, after which they are prefilled like a context.
     prefilled: leading context tokens whose keys and values are in the cache, or dispatched.
+    cached: as of `Action`.
     dispatched: decoding steps that have been dispatched; 0: none.
     matcher: of a grammar, and mask_W, the bits of the tokens that it allows next.
-    entropy, top: as of `Action`, so far.
+    entropy, top, version_L: as of `Action`, so far.
     counted: whether its slot's history has begun with the context, if penalties need it.
     """
 
@@ -50,10 +53,13 @@ class Job:
     limit: int
     lease: Lease
     slot: int
+    context: Sequence[int]
     prefilled: int
+    cached: int
     dispatched: int = 0
     tokens: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
+    version_L: list[int] = field(default_factory=list)
     matcher: Matcher | None = None
     mask_W: np.ndarray | None = None
     entropy: float | None = None
@@ -79,12 +85,26 @@ class Job:
     @property
     def unread(self) -> int:
         """Context tokens to prefill; the last one is decoding's first input."""
-        return len(self.turn.context) - 1 - self.prefilled
+        return len(self.context) - 1 - self.prefilled
 
     @property
     def unread_to_stop(self) -> int:
         """Those of them that one row may have."""
         return self.lease.stops[0] - self.prefilled if self.lease.stops else self.unread
+
+    @property
+    def written(self) -> list[int]:
+        """Tokens that decoding has put into the cache after the context; empty before it began."""
+        new = self.tokens[len(self.context) - len(self.turn.context) :]
+        return [self.context[-1], *new[:-1]] if new else []
+
+    def lay_down(self) -> None:
+        """Its lease is over: all tokens so far will be the context of another."""
+        self.context = [*self.turn.context, *self.tokens]
+
+    def take_up(self, lease: Lease) -> None:
+        """Goes on with a new lease, in the same slot."""
+        self.lease, self.prefilled = lease, lease.cached
 
 
 class SlotShard:
@@ -108,6 +128,7 @@ class SlotShard:
         self.counts: Counter[str] = Counter()
         self.waiting: list[Turn] = []
         self.jobs: dict[int, Job] = {}  # by slot, in the order of their beginning
+        self._laid_down: list[Job] = []  # that have a slot, and no pages since a swap
         self.failed: list[Action] = []  # before their first token
         size = self._plan.pages, self._plan.page_size
         self._states = StateTree(*size, self._plan.states) if self._plan.states else None
@@ -115,6 +136,34 @@ class SlotShard:
         self.experts = None if self._routing is None else ExpertPages(self._routing, *size)
         self._free = list(range(self._plan.slots))[::-1]
         self._leases: dict[int, Lease] = {}  # of each open conversation's last action
+        self._swaps = 0  # since the collection began
+        self._policies: dict[int, int] = {}  # swaps before the first turn of each open conversation
+
+    @property
+    def busy(self) -> bool:
+        """Whether any turn is not finished."""
+        return bool(self.jobs or self._laid_down or self.waiting or self.failed)
+
+    def swap(self, *, prefill: bool) -> None:
+        """The policy has changed, and all dispatches have landed.
+
+        Conversations that begin from now on share no keys and values with earlier ones.
+
+        Args:
+          prefill: whether earlier ones lose theirs, too.
+        """
+        self._swaps += 1
+        if prefill:
+            for job in self.jobs.values():
+                self._tree.cancel(job.lease)
+                job.lay_down()
+            self._laid_down = [*self.jobs.values(), *self._laid_down]
+            self.jobs, self._leases, self._policies = {}, {}, {}
+        self._forget_policies()
+
+    def _forget_policies(self) -> None:
+        """Frees the pages of policies that no open conversation began with."""
+        self._tree.forget({self._swaps, *self._policies.values()})
 
     def admit(
         self, grammars: Grammars | None, constraints: Constraints | None = None
@@ -122,27 +171,47 @@ class SlotShard:
         """Starts the turns that can start, open conversations first; returns pages to copy first.
 
         A turn whose context another one is about to prefill waits to share it. A turn without
-        enough memory blocks all turns behind it, so that none waits forever.
+        enough memory blocks all turns behind it, so that none waits forever. Actions that were
+        under way when the policy changed come before all turns.
         """
         copies = []
+        for job in list(self._laid_down):
+            lease = self._lease(job.turn.key, job.context, job.limit - len(job.tokens))
+            if lease is None and self._tree.refusal is LeaseRefusal.PAGES:
+                return copies
+            if lease is None:
+                continue
+            self._laid_down.remove(job)
+            job.take_up(lease)
+            self.jobs[job.slot] = job
+            copies += [] if lease.copy is None else [lease.copy]
         self.waiting.sort(key=lambda turn: turn.turn == 0)
         for turn in list(self.waiting):
             if not self._free:
                 break
             limit = self._action if turn.limit is None else min(turn.limit, self._action)
-            lease = self._tree.lease(turn.context, limit)
+            lease = self._lease(turn.key, turn.context, limit)
             if lease is None and self._tree.refusal is LeaseRefusal.PAGES:
-                self.counts["memory_waits"] += 1
                 break
             if lease is None:
                 continue
             self.waiting.remove(turn)
-            self._leases[turn.key] = lease
-            job = Job(turn, limit, lease, self._free.pop(), lease.cached)
+            slot, cached = self._free.pop(), lease.cached
+            job = Job(turn, limit, lease, slot, turn.context, cached, cached)
             self.jobs[job.slot] = job
             if self._constrain(job, grammars, constraints) and lease.copy is not None:
                 copies.append(lease.copy)
         return copies
+
+    def _lease(self, key: int, context: Sequence[int], reserve: int) -> Lease | None:
+        """A lease for a conversation, among the pages of the policy that it began with."""
+        lease = self._tree.lease(context, reserve, self._policies.get(key, self._swaps))
+        if lease is not None:
+            self._leases[key] = lease
+            self._policies.setdefault(key, self._swaps)
+        elif self._tree.refusal is LeaseRefusal.PAGES:
+            self.counts["memory_waits"] += 1
+        return lease
 
     def _constrain(
         self, job: Job, grammars: Grammars | None, constraints: Constraints | None
@@ -216,7 +285,7 @@ class SlotShard:
         for row, job in enumerate(tiles):
             count = min(length, job.unread_to_stop)
             end = job.prefilled + count
-            tokens_RL[row, :count] = job.turn.context[job.prefilled : end]
+            tokens_RL[row, :count] = job.context[job.prefilled : end]
             position_RL[row, :count] = np.arange(job.prefilled, end)
             job.prefilled = end
             self.counts["prefilled_tokens"] += count
@@ -245,7 +314,7 @@ class SlotShard:
         steps: int,
         masked: bool,
         own: TurnSampling | None = None,
-    ) -> tuple[SlotRows, PageTable, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    ) -> tuple[SlotRows, PageTable, tuple[np.ndarray, ...]]:
         """Rows to decode, their page tables (`width` pages), and the numbers of their streams.
 
         Args:
@@ -256,20 +325,20 @@ class SlotShard:
         slot_R = np.full(rows, self._plan.slots, np.int32)
         token_R, position_R, limit_R = np.zeros((3, rows), np.int32)
         fresh_R = np.zeros(rows, bool)
-        numbers_3R = np.zeros((3, rows), np.uint32)
+        numbers_4R = np.zeros((4, rows), np.uint32)
         for row, job in enumerate(jobs):
             turn = job.turn
             slot_R[row], fresh_R[row] = job.slot, job.dispatched == 0
             token_R[row], position_R[row] = turn.context[-1], len(turn.context) - 1
             limit_R[row] = job.limit
-            numbers_3R[:, row] = turn.task, turn.member, turn.turn
+            numbers_4R[:, row] = turn.iteration, turn.task, turn.member, turn.turn
             job.dispatched += steps
         mask_RW = _masks(jobs, rows, self._mask_words) if masked else None
         sampling = None
         if own is not None:
             sampling = row_sampling([job.turn.sampling or own for job in jobs], rows, steps)
         who = SlotRows(slot_R, fresh_R, token_R, position_R, limit_R, mask_RW, sampling)
-        return who, self._page_table(jobs, rows, width, group_size), tuple(numbers_3R)
+        return who, self._page_table(jobs, rows, width, group_size), tuple(numbers_4R)
 
     def _page_table(self, jobs: Sequence[Job], rows: int, width: int, group_size: int) -> PageTable:
         """The page table of rows: the pages that a group shares once, and each row's own."""
@@ -303,9 +372,9 @@ class SlotShard:
         table_QP = np.zeros((count, width), np.int32)
         length_Q = np.zeros(count, np.int32)
         rows_QG = np.full((count, group_size), rows, np.int32)
-        groups: dict[int, list[int]] = {}
+        groups: dict[tuple[int, int], list[int]] = {}
         for row, job in enumerate(jobs):
-            groups.setdefault(job.turn.group, []).append(row)
+            groups.setdefault((job.turn.group, job.lease.policy), []).append(row)
         parts = (
             members[first : first + group_size]
             for members in groups.values()
@@ -348,17 +417,19 @@ class SlotShard:
             # A dispatch on its way may write behind these tokens; what has the pages next is
             # dispatched after it.
             job.tokens, job.logp, alive = job.tokens[:count], job.logp[:count], False
-            job.top = job.top[:count]
+            job.top, job.version_L = job.top[:count], job.version_L[:count]
         try:
             if alive and job.matcher is not None:
                 job.matcher.accept(tokens[-1])
                 job.matcher.allowed(job.mask_W)
         except RuntimeError as error:
             self._end(job)
-            return [Action(job.turn.key, job.tokens, job.logp, failure=str(error))]
+            failed = {"failure": str(error), "version_L": job.version_L}
+            return [Action(job.turn.key, job.tokens, job.logp, **failed)]
         if alive:
             return []
-        statistics = {"cached": job.lease.cached, "entropy": job.entropy, "top": job.top or None}
+        statistics = {"cached": job.cached, "entropy": job.entropy, "top": job.top or None}
+        statistics["version_L"] = job.version_L
         if self.experts is not None:
             statistics["experts"] = self.experts.read(job.lease.pages, job.position)
         self._end(job, exact=exact)
@@ -371,8 +442,8 @@ class SlotShard:
         """
         del self.jobs[job.slot]
         self._free.append(job.slot)
-        if job.tokens and (exact or self._states is None):
-            self._tree.release(job.lease, [job.turn.context[-1], *job.tokens[:-1]])
+        if job.written and (exact or self._states is None):
+            self._tree.release(job.lease, job.written)
         else:
             self._tree.cancel(job.lease)
 
@@ -382,6 +453,9 @@ class SlotShard:
         self.failed = [action for action in self.failed if action.key != key]
         for job in [job for job in self.jobs.values() if job.turn.key == key]:
             self._end(job)
+        for job in [job for job in self._laid_down if job.turn.key == key]:
+            self._laid_down.remove(job)
+            self._free.append(job.slot)
 
     def take_failed(self) -> list[Action]:
         """Actions that could not begin."""
@@ -403,6 +477,8 @@ class SlotShard:
         lease = self._leases.pop(key, None)
         if lease is not None:
             self._tree.evict_first(lease)
+        if self._policies.pop(key, self._swaps) != self._swaps:
+            self._forget_policies()
 
 
 def _tiles_of(job: Job, length: int) -> int:

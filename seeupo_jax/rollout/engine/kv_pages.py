@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -37,6 +37,7 @@ class Lease:
     copy: (source, own) pages: the whole source is copied before this lease's prefill.
     shared: how many leading pages hold context tokens only; nothing writes them once computed.
     pending: its copy or prefill has not been dispatched yet.
+    policy: whose keys and values it shares; see `PageTree.lease`.
     open: neither released nor cancelled.
     path: the tree's nodes of its leading pages.
     source: the node it copies, until the copy has been dispatched.
@@ -51,6 +52,7 @@ class Lease:
     pending: bool
     path: list[Any] = field(repr=False)
     source: Any = field(repr=False)
+    policy: int
     open: bool = True
     stops: list[int] = field(default_factory=list)
 
@@ -99,18 +101,19 @@ class PageTree:
         self.refusal: LeaseRefusal | None = None
         self.hits = 0
         self.evicted = 0
-        self._root = _Node(None, -1, ())
+        self._roots: dict[int, _Node] = {}  # by policy
         self._free = list(range(self.pages))[::-1]
         # Nodes without references in the order of their eviction. Closing a lease appends deepest
         # first, and a child is never used without its parent: children always precede parents.
         self._idle: OrderedDict[_Node, None] = OrderedDict()
 
-    def lease(self, context: Sequence[int], reserve: int) -> Lease | None:
+    def lease(self, context: Sequence[int], reserve: int, policy: int = 0) -> Lease | None:
         """Pages for a context and an action; other leases wait for the tokens that it will compute.
 
         Args:
           context: every token before the action, at least one; all but the last get prefilled.
           reserve: the most tokens of the action, at least one.
+          policy: its number; leases of different policies share no pages.
 
         Returns:
           The lease, or None (see `refusal`), which leaves everything as it was.
@@ -122,13 +125,14 @@ class PageTree:
         check_lease_size(len(tokens), reserve, self.pages, self.page_size)
         size, cacheable = self.page_size, len(tokens) - 1
         total = -(-(cacheable + reserve) // size)
-        path = self._match_pages(tokens, cacheable)
+        root = self._roots.setdefault(policy, _Node(None, -1, ()))
+        path = self._match_pages(root, tokens, cacheable)
         if path is None:
             self.refusal = LeaseRefusal.PENDING
             return None
         full = len(path)
         rest = tokens[full * size : min(full * size + size, cacheable)]
-        match = self._match_part(self._end(path), rest)
+        match = self._match_part(path[-1] if path else root, rest)
         if match is None:
             self.refusal = LeaseRefusal.PENDING
             return None
@@ -149,7 +153,7 @@ class PageTree:
             self._set_tokens(match.node, rest)
         for start in range(len(path) * size, cacheable, size):
             chunk = tokens[start : min(start + size, cacheable)]
-            path.append(self._add(self._end(path), pages[len(path)], chunk))
+            path.append(self._add(path[-1] if path else root, pages[len(path)], chunk))
         if cacheable % size:
             path[-1].writing = True
         cached = full * size + match.tokens
@@ -163,6 +167,7 @@ class PageTree:
             pending=source is not None or cached < cacheable,
             path=path,
             source=source,
+            policy=policy,
         )
 
     def computed(self, lease: Lease) -> None:
@@ -185,13 +190,14 @@ class PageTree:
         path, size = lease.path, self.page_size
         private = len(path)
         tip = path[-1] if path and len(path[-1].tokens) < size else None
-        first = private if tip is None else private - 1
+        first, root = private if tip is None else private - 1, self._roots[lease.policy]
         written = (() if tip is None else tip.tokens) + tuple(tokens)
         assert len(written) <= (len(lease.pages) - first) * size, "more than was reserved"
         del path[first:]
         for start in range(0, len(written), size):
             chunk = written[start : start + size]
-            twin = self._end(path).children.get(chunk)
+            end = path[-1] if path else root
+            twin = end.children.get(chunk)
             if twin is not None and twin.ready < size:
                 break  # another lease may yet cancel it: nothing can be kept below
             if twin is not None:
@@ -201,7 +207,7 @@ class PageTree:
                 self._set_tokens(tip, chunk)
                 path.append(tip)
             else:
-                path.append(self._add(self._end(path), lease.pages[len(path)], chunk))
+                path.append(self._add(end, lease.pages[len(path)], chunk))
             path[-1].ready = len(chunk)
         if tip is not None:
             tip.writing = False
@@ -236,9 +242,21 @@ class PageTree:
             chain += [node] if node in self._idle else []  # skips nodes in use and evicted ones
         self._move_to_front(chain)
 
-    def _match_pages(self, tokens: tuple[int, ...], cacheable: int) -> list[_Node] | None:
-        """Nodes of the leading whole pages in the cache; None if one is about to be computed."""
-        size, node, path = self.page_size, self._root, []
+    def forget(self, kept: Collection[int]) -> None:
+        """Frees the pages of all policies but these; no lease of the others is open."""
+        for policy in [policy for policy in self._roots if policy not in kept]:
+            nodes = [self._roots.pop(policy)]
+            for node in nodes:
+                nodes += node.children.values()
+            for node in nodes[1:]:
+                del self._idle[node]
+                self._free.append(node.page)
+
+    def _match_pages(
+        self, node: _Node, tokens: tuple[int, ...], cacheable: int
+    ) -> list[_Node] | None:
+        """Nodes of the leading whole pages after a root; None if one is about to be computed."""
+        size, path = self.page_size, []
         for start in range(0, cacheable - size + 1, size):
             node = node.children.get(tokens[start : start + size])
             if node is None:
@@ -267,9 +285,6 @@ class PageTree:
             if (common, in_place) > (best.tokens, best.in_place):
                 best, head = _Match(child, common, in_place), rest[:common]
         return best if best.tokens >= awaited else None
-
-    def _end(self, path: list[_Node]) -> _Node:
-        return path[-1] if path else self._root
 
     def _has_room(self, pages: int, retained: list[_Node]) -> bool:
         """Whether a number of pages is available without evicting the nodes to be kept."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from seeupo_jax.envs.base import Tool
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
+from seeupo_jax.types import UNKNOWN_VERSION
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Turn:
     key: identifies the conversation in the answer; one turn of a conversation at a time.
     context: all tokens before the action.
     group: conversations of one group begin alike.
-    task, member, turn: with the collection's seed and iteration, all that random numbers derive
+    task, member, turn: with `iteration` and the collection's seed, all that random numbers derive
       from: nothing that other conversations share or shift.
     tools: that exist, where a grammar allows well-formed calls only.
     limit: tokens that the action may have at most, if these are fewer than the engine's own limit.
@@ -82,6 +83,8 @@ class Turn:
     view: makes the conversation that ends with an action of these tokens, for a judge.
     role: that acts.
     shard: of the engine's rows, the same for all turns of a conversation; see `shard_owners`.
+    iteration: that the conversation is sampled for, or any other number that keeps the random
+      numbers of two collections apart; below 2**32.
     """
 
     key: int
@@ -98,6 +101,7 @@ class Turn:
     view: Callable[[Sequence[int]], FinishedEpisode] | None = field(default=None, compare=False)
     role: str = ""
     shard: int = 0
+    iteration: int = 0
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,8 @@ class Action:
     experts: of the tokens of the context and of the action but its last, [L, G], as
       `Architecture.routing` says; None: not recorded.
     top: of each token, the likeliest tokens there and their log-probabilities; None: not asked for.
+    version_L: of each token, the version of the policy that sampled it, as of `Engine.begin` and
+      `Engine.swap`.
     """
 
     key: int
@@ -128,6 +134,7 @@ class Action:
     refuses_tools: bool = False
     top: list[list[tuple[int, float]]] | None = None
     too_long: bool = False
+    version_L: list[int] = field(default_factory=list[int])
 
 
 class Engine(Protocol):
@@ -143,13 +150,30 @@ class Engine(Protocol):
         ...
 
     def begin(
-        self, params: Any, *, seed: int, iteration: int, temperature: float | None = None
+        self,
+        params: Any,
+        *,
+        seed: int,
+        temperature: float | None = None,
+        version: int = UNKNOWN_VERSION,
     ) -> None:
         """Starts a collection; earlier keys and values are not used.
 
         Args:
-          seed, iteration: what random numbers derive from.
+          seed: what random numbers derive from, with the numbers of each turn.
           temperature: None: the engine's own.
+          version: of the parameters, as `Action.version_L` names it.
+        """
+        ...
+
+    def swap(self, params: Any, version: int) -> None:
+        """Replaces the policy of the collection between two steps.
+
+        Conversations and actions under way go on under the new one; several processes call it
+        between the same steps.
+
+        Args:
+          version: as of `begin`.
         """
         ...
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from seeupo_jax.rollout.engine.protocol import Action, Engine, Turn
+from seeupo_jax.types import UNKNOWN_VERSION
 
 FROZEN_TURNS, FROZEN_TOKENS = "frozen_turns", "frozen_tokens"
 
@@ -51,14 +52,22 @@ class RoleEngine:
         return self._policy.poll_interval_s
 
     def begin(
-        self, params: Any, *, seed: int, iteration: int, temperature: float | None = None
+        self,
+        params: Any,
+        *,
+        seed: int,
+        temperature: float | None = None,
+        version: int = UNKNOWN_VERSION,
     ) -> None:
-        numbers = {"seed": seed, "iteration": iteration, "temperature": temperature}
-        self._policy.begin(params, **numbers)
+        self._policy.begin(params, seed=seed, temperature=temperature, version=version)
         for each in self._frozen.values():
-            each.engine.begin(each.params, **numbers)
+            each.engine.begin(each.params, seed=seed, temperature=temperature)
         self._frozen_keys.clear()
         self._counts = Counter({FROZEN_TURNS: 0, FROZEN_TOKENS: 0})
+
+    def swap(self, params: Any, version: int) -> None:
+        """Replaces the policy that is trained; frozen roles keep theirs."""
+        self._policy.swap(params, version)
 
     @property
     def shard_owners(self) -> Sequence[int]:
@@ -97,6 +106,7 @@ class RoleEngine:
             engine.cancel(key)
 
     def release(self, key: int) -> None:
+        self._frozen_keys.discard(key)
         for engine in self._engines:
             engine.release(key)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Sharding
 
 from seeupo_jax.parallel.mesh import param_shardings, sharding
-from seeupo_jax.policy.architecture import SELECTION_BIAS
+from seeupo_jax.policy.architecture import SELECTION_BIAS, Architecture
 from seeupo_jax.policy.delta_net import FLOAT32
 from seeupo_jax.policy.network import Network, abstract_network
 from seeupo_jax.policy.projection import quantize
@@ -165,8 +165,7 @@ class SamplerLayout:
         return flatten_dict(param_shardings(self._mesh, axes, params, key))
 
     def _dtype(self, path: Path, x: Any) -> jax.numpy.dtype:
-        dtype = x.dtype if path[-1] in _KEPT else self._arch.dtype
-        return jax.numpy.dtype("int8" if self._rounded(path) else dtype)
+        return sampler_dtype(self._arch, path, x, int8=self._int8)
 
     def _rounded(self, path: Path) -> bool:
         return self._int8 and path[-1] == "kernel"
@@ -182,6 +181,19 @@ class SamplerLayout:
 
 
 _KEPT = ("scale", SELECTION_BIAS, *FLOAT32)  # parameters that keep their type
+
+
+def sampler_dtype(
+    arch: Architecture, path: Sequence[Any], x: Any, *, int8: bool
+) -> jax.numpy.dtype:
+    """The type in which a sampler has a parameter of the trainer's.
+
+    Args:
+      x: the parameter, or its shape struct. int8: whether matrices of layers are rounded.
+    """
+    if int8 and path[-1] == "kernel":
+        return jax.numpy.dtype("int8")
+    return jax.numpy.dtype(x.dtype if path[-1] in _KEPT else arch.dtype)
 
 
 def _scale_of(path: Path) -> Path:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seeupo_jax.algorithms.importance import Importance
+from seeupo_jax.algorithms.importance_options import Importance
 from seeupo_jax.parallel.mesh import axis_parts, per_shard
 from seeupo_jax.policy.network import VOCAB
 
@@ -32,12 +32,12 @@ class Sampling(NamedTuple):
 class Streams(NamedTuple):
     """The seeds of an action's random numbers, which do not depend on its batch.
 
-    seed: of the run. iteration: or any other number that keeps two collections apart.
+    seed: of the run. iteration_R: or any other number that keeps two collections apart.
     task_R, member_R, turn_R: whose action it is, and which.
     """
 
     seed: jax.Array
-    iteration: jax.Array
+    iteration_R: jax.Array
     task_R: jax.Array
     member_R: jax.Array
     turn_R: jax.Array
@@ -57,13 +57,14 @@ def branch_chance(seed: int, iteration: int, task: int, member: int, turn: int) 
 def stream_keys(streams: Streams, step_R: jax.Array) -> jax.Array:
     """One random key per row, for the token of this number of its action."""
 
-    def key(task: jax.Array, member: jax.Array, turn: jax.Array, step: jax.Array) -> jax.Array:
+    def key(*numbers: jax.Array) -> jax.Array:
         key = jax.random.key(streams.seed)
-        for number in (streams.iteration, task, member, turn, step):
+        for number in numbers:
             key = jax.random.fold_in(key, number)
         return key
 
-    return jax.vmap(key)(streams.task_R, streams.member_R, streams.turn_R, step_R)
+    _, *numbers_R = streams
+    return jax.vmap(key)(*numbers_R, step_R)
 
 
 def filter_logits(logits_NV: jax.Array, *, top_k: int | None, top_p: float | None) -> jax.Array:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from seeupo_jax.policy.architecture import Routing
 from seeupo_jax.policy.network import Network
 from seeupo_jax.rollout.engine import sampler
 from seeupo_jax.rollout.engine.cache_memory import CachePlan
-from seeupo_jax.rollout.engine.clock import Clock, Ticket
+from seeupo_jax.rollout.engine.clock import Clock, TimedDispatch
 from seeupo_jax.rollout.engine.constraints import Constraints
 from seeupo_jax.rollout.engine.context_scores import ContextScores, score_context
 from seeupo_jax.rollout.engine.grammar import Grammars
@@ -41,6 +41,7 @@ from seeupo_jax.rollout.engine.read_plan import ANYWHERE, KVReadPlan
 from seeupo_jax.rollout.engine.row_sizes import at_least, cover, decoded_rows, prefilled_rows
 from seeupo_jax.rollout.engine.sampler_layout import SamplerLayout
 from seeupo_jax.rollout.engine.sampling import Sampling, Streams
+from seeupo_jax.types import UNKNOWN_VERSION
 
 
 class Program(NamedTuple):
@@ -66,7 +67,7 @@ class _PendingDispatch(NamedTuple):
 
     jobs: list[list[Job]]
     sampled: sampler.Sampled
-    ticket: Ticket
+    timed: TimedDispatch
     records: list[Callable[[], None]]
 
 
@@ -90,6 +91,8 @@ class SlotEngine:
       per_turn: whether turns may have their own sampling, which is of all others then the default.
         One program draws for all, and computes no entropies.
       agree: from numbers of this process to the largest of each over all processes.
+      on_swap: keep: conversations keep their keys and values when the policy is swapped; prefill:
+        the new policy computes them again.
 
     Attributes:
       prepared: how often the cache was allocated and the policy laid out.
@@ -114,6 +117,7 @@ class SlotEngine:
         grammars: Grammars | None = None,
         constraints: Constraints | None = None,
         agree: Callable[[Sequence[int]], list[int]] = max_over_processes,
+        on_swap: str = "keep",
     ):
         self._arch, self._sampling, self.plan = network.arch, sampling, plan
         self._layout, self._reshard_bytes = SamplerLayout(network, mesh, int8=int8), 0
@@ -121,6 +125,9 @@ class SlotEngine:
         self._fixed_steps = fixed_steps
         self._mesh, self._read_plan, self._grammars = mesh, read_plan, grammars
         self._constraints, self._agree = constraints, agree
+        if on_swap not in ("keep", "prefill"):
+            raise ValueError(f"on_swap: got {on_swap!r}; allowed: keep, prefill.")
+        self._prefills_on_swap = on_swap == "prefill"
         self._steps = 1 if grammars is not None else min(steps, sampling.max_tokens)
         self._group_size = group_size if read_plan.kernel == "xla" else 1
         self._owners = [jax.process_index()] if mesh is None else row_shard_owners(mesh)
@@ -135,10 +142,12 @@ class SlotEngine:
             length: prefilled_rows(prefill_tokens, length, few=few) for length in (LONG, SHORT)
         }
         self._params: Any = None
-        self._given: Sequence[Any] = ()  # the parameters that `_params` are of, where both are kept
+        # Of the parameters that `_params` are of, where these are kept; weak, not to hold both.
+        self._given: Sequence[weakref.ref[Any]] = ()
         self._keeps, self.prepared = False, 0
-        self._numbers = (np.uint32(0), np.uint32(0))
+        self._seed, self._version, self._swaps = np.uint32(0), UNKNOWN_VERSION, 0
         self._flights: deque[_PendingDispatch] = deque()
+        self._landed: list[Action] = []  # finished by dispatches that a swap has waited for
         self._to_record: list[Callable[[], None]] = []
         self._pages: Any = None
         self._slots: Any = None
@@ -150,7 +159,7 @@ class SlotEngine:
 
     @property
     def busy(self) -> bool:
-        return any(s.jobs or s.waiting or s.failed for s in self._shards.values())
+        return bool(self._landed) or any(shard.busy for shard in self._shards.values())
 
     @property
     def poll_interval_s(self) -> float | None:
@@ -174,26 +183,47 @@ class SlotEngine:
         return len(context) + self._sampling.max_tokens <= self.plan.max_context
 
     def begin(
-        self, params: Any, *, seed: int, iteration: int, temperature: float | None = None
+        self,
+        params: Any,
+        *,
+        seed: int,
+        temperature: float | None = None,
+        version: int = UNKNOWN_VERSION,
     ) -> None:
-        """Starts a collection with an empty cache, which only these parameters will fill."""
+        """Starts a collection with an empty cache."""
         for shard in self._shards.values():
             shard.reset()
         self._end_collection()
         self._clock.begin()
-        given, self._reshard_bytes = jax.tree.leaves(params), 0
+        given, self._reshard_bytes, self._swaps = jax.tree.leaves(params), 0, 0
         if not _same_arrays(given, self._given):
             self._free()
             self._prepare(params)
-            self._given = given if self._keeps else ()
-        self._numbers = (np.uint32(seed), np.uint32(iteration))
+            self._given = [*map(weakref.ref, given)] if self._keeps else ()
+        self._seed, self._version = np.uint32(seed), version
         temperature = self._training if temperature is None else temperature
         self._sampling = self._sampling._replace(temperature=temperature)
+
+    def swap(self, params: Any, version: int) -> None:
+        """As of `Engine`; the old policy's copy is freed before the new one's is made."""
+        while self._flights:
+            self._landed += self._land()
+        jax.block_until_ready(self._pages)  # also of prefills, which do not land
+        began, given = self._clock.now(), jax.tree.leaves(params)
+        if not _same_arrays(given, self._given):
+            self._params, self._given = None, ()
+            self._place(params)
+            self._given = [*map(weakref.ref, given)] if self._keeps else ()
+        for shard in self._shards.values():
+            shard.swap(prefill=self._prefills_on_swap)
+        self._version, self._swaps = version, self._swaps + 1
+        self._clock.swap(began)
 
     def submit(self, turn: Turn) -> None:
         self._shards[turn.shard].waiting.append(turn)
 
     def cancel(self, key: int) -> None:
+        self._landed = [action for action in self._landed if action.key != key]
         for shard in self._shards.values():
             shard.cancel(key)
 
@@ -237,14 +267,15 @@ class SlotEngine:
             for length, count in zip((LONG, SHORT), tiles, strict=True):
                 for size in cover(count, self._tile_sizes[length]):
                     self._prefill(length, size)
-        actions = [action for shard in shards for action in shard.take_failed()]
+        actions, self._landed = self._landed, []
+        actions += [action for shard in shards for action in shard.take_failed()]
         while len(self._flights) > (1 if rows and not masked else 0):
             actions += self._land()
         return actions
 
     def compile(self, params: Any, between: Between = never_stop) -> None:
         """Compiles every program ahead, and runs each on empty rows; see `compile_all`."""
-        self.begin(params, seed=0, iteration=0)
+        self.begin(params, seed=0)
         programs = [*self._programs(self._params, self._pages, self._slots)]
         empty: list[list[Any]] = [[] for _ in self._shards]
         with self.mesh_in_force():
@@ -307,6 +338,8 @@ class SlotEngine:
 
     def usage(self) -> Mapping[str, int]:
         usage: Counter[str] = Counter(reshard_bytes=self._reshard_bytes)
+        if self._swaps:
+            usage["swaps"] = self._swaps
         for shard in self._shards.values():
             usage.update(shard.usage())  # unlike +, it keeps zeros
         return usage
@@ -329,15 +362,21 @@ class SlotEngine:
 
     def _prepare(self, params: Any) -> None:
         """Takes the devices' memory: the policy's copy's, and the cache's."""
+        self._place(params)
+        with self.mesh_in_force():
+            self._pages, self._slots = self._empty()
+        self.prepared += 1
+
+    def _place(self, params: Any) -> None:
+        """Lays the policy out."""
         with self.mesh_in_force():
             self._params = jax.block_until_ready(self._layout.place(params))  # needs memory itself
-            self._pages, self._slots = self._empty()
-        self._reshard_bytes = self._layout.reshard(params).own_bytes
-        self.prepared += 1
+        self._reshard_bytes += self._layout.reshard(params).own_bytes
 
     def _end_collection(self) -> None:
         """Forgets the dispatches; leaves the devices' memory to the sweep unless it is kept."""
         self._flights.clear()
+        self._landed.clear()
         self._to_record.clear()
         self._clock.end()
         if not self._keeps:
@@ -462,7 +501,7 @@ class SlotEngine:
             slots,
             who,
             page_table,
-            Streams(*self._numbers, *streams),
+            Streams(self._seed, *streams),
             steps,
             *self._read_plan,
             self._records,
@@ -480,14 +519,14 @@ class SlotEngine:
             *self._decode_arguments(*state, *self._join_shards(parts))
         )
         jax.copy_to_host_async(sampled)
-        ticket = self._clock.decode(began, sampled)
-        self._flights.append(_PendingDispatch(taken, sampled, ticket, self._to_record))
+        timed = self._clock.decode(began, sampled)
+        self._flights.append(_PendingDispatch(taken, sampled, timed, self._to_record))
         self._to_record = []
 
     def _land(self) -> list[Action]:
         """Fetches the oldest dispatch; the actions that it finished."""
         flight = self._flights.popleft()
-        self._clock.land(flight.ticket)
+        self._clock.land(flight.timed)
         for record in flight.records:
             record()
         sampled = jax.tree.map(local_rows, flight.sampled)
@@ -503,11 +542,13 @@ class SlotEngine:
                     job.add_entropy(entropy_RK[row, :count].tolist())
                 if top[0] is not None:
                     job.add_top(*(each_RKT[row, :count] for each_RKT in top))
+                job.version_L += [self._version] * count
                 routed_KG = None if routed_RKG is None else routed_RKG[row, :count]
                 alive = bool(alive_R[row])
                 actions += shard.on_result(job, *result, alive=alive, routed_KG=routed_KG)
         return actions
 
 
-def _same_arrays(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    return len(some) == len(others) and all(map(operator.is_, some, others))
+def _same_arrays(arrays: Sequence[Any], references: Sequence[weakref.ref[Any]]) -> bool:
+    same = (x is reference() for x, reference in zip(arrays, references, strict=False))
+    return len(arrays) == len(references) and all(same)

@@ -21,7 +21,7 @@ The bookkeeping relies on the device running programs in the order of their disp
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,8 +100,7 @@ class StateTree:
         self.evicted = 0
         self.evicted_states = 0
         self._open = 0  # leases
-        self._root = _Node(None, b"", [], extends=False)
-        self._root.ready = True
+        self._roots: dict[int, _Node] = {}  # by policy
         self._free = list(range(pages))[::-1]
         self._free_states = list(range(states))[::-1]
         # Nodes without leases in the order of their eviction, children before their parents: a
@@ -113,20 +112,21 @@ class StateTree:
         self._stale: OrderedDict[_Node, None] = OrderedDict()
         self._kept: OrderedDict[_Node, None] = OrderedDict()
 
-    def lease(self, context: Sequence[int], reserve: int) -> StateLease | None:
+    def lease(self, context: Sequence[int], reserve: int, policy: int = 0) -> StateLease | None:
         """As of `PageTree`; what is cached ends where a state was kept."""
         check_lease_size(len(context), reserve, self.pages, self.page_size)
         tokens = np.asarray(context[:-1], np.int32).tobytes()
         total = -(-(len(context) - 1 + reserve) // self.page_size)
-        base, common = self._find(tokens)
+        root = self._roots.setdefault(policy, _new_root())
+        base, common = self._find(root, tokens)
         if not base.ready:
             self.refusal = LeaseRefusal.PENDING
             return None
         # Without another lease to wait for, all may have to go.
-        bases = [base] if self._open else [base, self._root]
+        bases = [base] if self._open else [base, root]
         base = next((base for base in bases if self._has_room(base, total)), None)
         self.refusal = LeaseRefusal.PAGES if base is None else None
-        return None if base is None else self._begin(base, common, tokens, total)
+        return None if base is None else self._begin(base, common, tokens, total, policy)
 
     def advance(self, lease: StateLease) -> None:
         """A dispatch has been made up for the lease: the next one reads what this one writes."""
@@ -151,7 +151,7 @@ class StateTree:
             action's, its last one left out. Nothing dispatched from now on may write for the lease.
         """
         assert lease.open and not lease.pending, "the lease is closed, or was never computed"
-        tip = lease.path[-1] if lease.path else self._root
+        tip = self._tip(lease)
         written, first = np.asarray(tokens, np.int32).tobytes(), self._first_private(lease, tip)
         ends = (node for node in tip.children if node.tokens == written and node.ready)
         node = next(ends, None)
@@ -175,7 +175,7 @@ class StateTree:
         """Ends a lease whose turn failed, or whose state has seen more than its action's tokens."""
         assert lease.open, "the lease is closed"
         self._let_go_of_source(lease)
-        tip = lease.path[-1] if lease.path else self._root
+        tip = self._tip(lease)
         unused = lease.pages[self._first_private(lease, tip) :]
         while lease.path and not lease.path[-1].ready:
             self._remove(lease.path.pop())
@@ -193,9 +193,18 @@ class StateTree:
             self._idle.move_to_end(node, last=False)
             self._set_stale(node)
 
-    def _find(self, tokens: bytes) -> tuple[_Node, int]:
+    def forget(self, kept: Collection[int]) -> None:
+        """As of `PageTree`; frees states, too."""
+        for policy in [policy for policy in self._roots if policy not in kept]:
+            nodes = [self._roots.pop(policy)]
+            for node in nodes:
+                nodes += node.children
+            for node in nodes[:0:-1]:  # children before their parents
+                self._remove(node)
+
+    def _find(self, root: _Node, tokens: bytes) -> tuple[_Node, int]:
         """The deepest node to go on from, and how many tokens any node's path shares."""
-        best, common, passed = self._root, 0, [self._root]
+        best, common, passed = root, 0, [root]
         for node in passed:
             start = node.end * _BYTES
             for child in node.children:
@@ -217,7 +226,9 @@ class StateTree:
         enough = total - reused <= len(self._free) + self._idle_pages - retained
         return enough and self._state_to_take([self._stale, self._kept], base)
 
-    def _begin(self, base: _Node, common: int, tokens: bytes, total: int) -> StateLease:
+    def _begin(
+        self, base: _Node, common: int, tokens: bytes, total: int, policy: int
+    ) -> StateLease:
         path, size, cacheable = self._path(base), self.page_size, len(tokens) // _BYTES
         for node in path:
             self._hold(node)
@@ -236,6 +247,7 @@ class StateTree:
             pending=copied or base.end < cacheable,
             path=path,
             source=base,
+            policy=policy,
             read=0 if base.state is None else base.state,
             write=self._take_state([self._stale, self._kept]),
             extends=extends,
@@ -253,7 +265,7 @@ class StateTree:
 
     def _announce(self, lease: StateLease, tokens: bytes, pages: list[int], end: int) -> None:
         """Adds the next node of a lease's path, which it is going to compute."""
-        parent = lease.path[-1] if lease.path else self._root
+        parent = self._tip(lease)
         part = tokens[parent.end * _BYTES : end * _BYTES]
         node = _Node(parent, part, pages, extends=lease.extends)
         node.leases = 1
@@ -275,6 +287,10 @@ class StateTree:
         lease.write, lease.source = self._take_state(among), node
         node.readers += 1
         (self._stale if stale else self._kept)[node] = None
+
+    def _tip(self, lease: StateLease) -> _Node:
+        """The last node of its path, or its policy's root."""
+        return lease.path[-1] if lease.path else self._roots[lease.policy]
 
     def _use(self, node: _Node) -> None:
         """A lease goes on from a node: at an action's end most likely the only one."""
@@ -388,6 +404,12 @@ class StateTree:
                 self._prune(node)
         self._open -= 1
         lease.open = False
+
+
+def _new_root() -> _Node:
+    root = _Node(None, b"", [], extends=False)
+    root.ready = True
+    return root
 
 
 def _common(edge: bytes, tokens: bytes) -> int:

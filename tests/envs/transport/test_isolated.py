@@ -81,7 +81,7 @@ def recited(isolation, data_dir):
     engine, pool = Reciting(tokenizer, tasks), build_pool(config, 4)
     worker = make_worker(engine, pool, tokenizer, max_turns=20)
     try:
-        requests, numbers = group_requests(tasks, 1), CollectionOptions(seed=3, iteration=1)
+        requests, numbers = group_requests(tasks, 1, 1), CollectionOptions(seed=3)
         return collect(worker, None, requests, numbers).trajectories
     finally:
         pool.close()

@@ -339,6 +339,7 @@ def test_no_cache_is_searched_for_beside_programs_that_hold_none(setup, monkeypa
         (["--config.rollout.grammar=tool_calls"], "none where the model's tokenizer is not here"),
         (["--programs=sweep/turm"], "--programs: got 'sweep/turm'; allowed: sweep/score, sweep"),
         (["--config.seed=-1"], "config.seed: got -1"),
+        (["--config.rollout.devices=1"], "config.rollout.devices: got 1; allowed in aot: 0"),
     ],
 )
 def test_a_mistake_is_one_sentence(flags, said, capsys):

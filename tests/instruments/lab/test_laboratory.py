@@ -143,8 +143,9 @@ CHANGED = {
     "critic": "seeupo_noscale:advantage=gae:critic.kind=head",
     "critic.coef": "ppo:critic.coef=1",
     "critic.clip": "ppo:critic.clip=0.5",
+    "importance": "seeupo:importance.clip=2:importance.per=trajectory",
 }
-READ = {*names_of(ObjectiveOptions), *names_of(SweepOptions)}
+READ = {*names_of(ObjectiveOptions), *names_of(SweepOptions), "importance"}
 UNREAD = dict.fromkeys((name for name in names_of(Algorithm) if name not in READ), "another")
 UNREAD |= {"minibatches_per_turn": 2}  # the plan of a sweep counts with it
 SECTIONS = {"covariance": {"kind": "clip"}, "forks": {"kind": "tree"}}
@@ -205,6 +206,34 @@ def test_what_is_no_recipe_is_told(recipe, said):
     with pytest.raises(ValueError) as error:
         LabSettings().algorithm(recipe)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "said"),
+    [
+        ("rloo", {"lag": 2}, "--lag: got 2 with objective=logp and old_policy=iteration; allowed"),
+        ("seeupo:old_policy=turn", {"lag": 2}, "--lag: got 2 with objective=clipped and old_pol"),
+        ("gigpo", {"turn_tokens": 2}, "--turn_tokens: got 2 with advantage=gigpo; allowed: 1 un"),
+    ],
+)
+def test_stale_trajectories_and_turns_of_tokens_need_a_recipe_for_them(recipe, settings, said):
+    with pytest.raises(ValueError) as error:
+        LabSettings(**settings).algorithm(recipe)
+    assert said in str(error.value)
+    weighed = f"{recipe}:importance.clip=2"
+    if "lag" in settings:
+        assert LabSettings(**settings).algorithm(weighed).importance.clip == 2
+
+
+def test_a_lag_as_long_as_the_run_samples_all_trajectories_from_the_first_policy():
+    recipe = "seeupo_noscale:importance.clip=1000:importance.per=trajectory"
+    long, longer = (
+        experiment(PROBLEM, recipe, dataclasses.replace(SMALL, lag=lag)).value_SI for lag in (6, 9)
+    )
+    np.testing.assert_allclose(long, longer, rtol=1e-6)
+    fresh = experiment(PROBLEM, recipe, SMALL).value_SI
+    np.testing.assert_array_equal(fresh[:, :2], long[:, :2])  # all versions of the first are one
+    assert np.abs(fresh[:, 2:] - long[:, 2:]).min() > 1e-5
 
 
 def test_expectations_are_of_group_relative_advantages_alone():

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from seeupo_jax.instruments.lab import bias_report
+from seeupo_jax.instruments.lab.gradient_bias import Bias, BiasResult
 from seeupo_jax.instruments.lab.laboratory import Result
 from seeupo_jax.instruments.lab.report import (
     draw,
@@ -28,12 +30,14 @@ def test_one_problem_is_an_object_and_several_are_a_list_of_them():
         "recipes": {
             "seeupo": {
                 "final_over_optimum": [1.0, 0.95],
+                "mean_over_optimum": [0.75, 4.9 / 6],
                 "curve_mean": [1.75, 1.95],
                 "solved": 1.0,
                 "drops": 0.25,
             },
             "grpo": {
                 "final_over_optimum": [0.5, 0.5],
+                "mean_over_optimum": [2.5 / 6, 0.5],
                 "curve_mean": [0.75, 1.0],
                 "solved": 0.0,
                 "drops": 0.25,
@@ -87,3 +91,36 @@ def test_the_band_reaches_from_the_worst_seed_to_the_best(tmp_path):
     points = [(180 * i, (1 - share) * 480) for i, share in (*worst, *best)]
     pairs = [tuple(map(float, pair.split(","))) for pair in band.split("L")]
     np.testing.assert_allclose(pairs, points, atol=0.01)
+
+
+STALE = BiasResult(
+    (0, 2),
+    np.array([1e-9, 0.25]),
+    {
+        "none": Bias(np.array([0.0, 0.5]), np.array([1.0, 1.25]), np.array([0.0, 0.0])),
+        "mask per turn": Bias(np.array([0.0, 0.125]), np.array([1.0, 0.9]), np.array([0.0, 0.03])),
+    },
+)
+
+
+def test_figures_of_stale_trajectories_are_tables_an_object_and_a_plot(tmp_path):
+    results = {"w[best]": {"seeupo": STALE}}
+    text = io.StringIO()
+    Console(width=80, file=text).print(bias_report.tables(results))
+    lines = [line.split() for line in text.getvalue().splitlines()]
+    assert "w[best]: seeupo, bias of the" in text.getvalue()
+    for line in (
+        ["(KL", "in", "nats)", "(0)", "(0.25)"],
+        ["mask", "per", "turn", "0.000", "0.125"],
+    ):
+        assert line in lines
+    assert ["none", "1.000", "1.250"] in lines and ["mask", "per", "turn", "0.0%", "3.0%"] in lines
+    (values,) = json.loads(json.dumps(bias_report.json_values(results)))
+    assert (values["problem"], values["recipe"], values["lags"]) == ("w[best]", "seeupo", [0, 2])
+    assert values["corrections"]["mask per turn"] == {
+        "bias": [0.0, 0.125],
+        "noise": [1.0, 0.9],
+        "lost": [0.0, 0.03],
+    }
+    bias_report.draw(results, tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").read_bytes().startswith(b"<svg")

@@ -66,8 +66,8 @@ def test_a_demonstration_is_what_a_rollout_of_it_records(last):
     pool = EnvPool(lambda: Replay(shown), 1, workers=1, timeout_s=60)
     engine = Recital(Replay(shown).actions)
     worker = make_worker(engine, pool, tokenizer(), max_turns=5)
-    numbers = CollectionOptions(seed=0, iteration=1)
-    collected = collect(worker, None, group_requests(["t"], 1), numbers)
+    numbers = CollectionOptions(seed=0)
+    collected = collect(worker, None, group_requests(["t"], 1, 1), numbers)
     pool.close()
     (trajectory,) = collected.trajectories
     (recorded,) = trajectory.segments

@@ -13,7 +13,7 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer
 from seeupo_jax.policy.files.sentencepiece_tokenizer import SentencePieceTokenizer
 from seeupo_jax.policy.files.tokenizer import Transcript, load_tokenizer, train_tokenizer
-from seeupo_jax.types import CONTEXT
+from seeupo_jax.types import CONTEXT, UNKNOWN_VERSION
 
 
 def recorded(transcript):
@@ -71,6 +71,22 @@ def test_experts_are_those_of_the_first_action_behind_a_token():
     (branch,) = copied.segments()
     assert branch.expert_LG.tolist() == [[1], [2], [3], [255], [255]]
     assert Transcript().segments()[0].expert_LG is None
+
+
+def test_versions_are_of_sampled_tokens_alone():
+    transcript, unknown = Transcript(), UNKNOWN_VERSION
+    transcript.read([5, 6])
+    transcript.act([7, 8], 0, [-0.5, -1.0], version_L=[3, 4])
+    transcript.read([5, 6, 7, 8, 9])
+    copied = transcript.copy()
+    transcript.act([4], 1, [-2.0], version_L=[4])
+    transcript.read([5, 1])
+    transcript.act([2, 3], 2, [-2.0, -1.0])
+    first, second = transcript.segments()
+    assert first.version_L.tolist() == [unknown, unknown, 3, 4, unknown, 4]
+    assert second.version_L is None  # as its trajectory's `policy_version` says
+    (branch,) = copied.segments()
+    assert branch.version_L.tolist() == [unknown, unknown, 3, 4, unknown]
 
 
 def test_an_empty_transcript_is_one_empty_segment():

@@ -110,8 +110,8 @@ def test_processes_share_the_trees_out():
     for number in range(2):
         pool = EnvPool(Counting, 4, workers=2, timeout_s=5.0)
         worker = make_worker(Part(number), pool, max_turns=4)
-        requests = plans.root_requests(group_requests(("4", "3", "4"), 12), plan)
-        options = CollectionOptions(3, 1, forks=plan)
+        requests = plans.root_requests(group_requests(("4", "3", "4"), 12, 1), plan)
+        options = CollectionOptions(3, forks=plan)
         worker.engine.begin(None)
         collection = Collection(worker, requests, options, lambda *_: None)
         collection.run()

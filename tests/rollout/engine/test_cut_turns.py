@@ -58,7 +58,7 @@ def run(turns, *, cancel=lambda step: (), submit=lambda action: None):
         turn of an action's conversation; None: it is over, and released.
     """
     _, params, engine = make()
-    engine.begin(params, seed=1, iteration=2)
+    engine.begin(params, seed=1)
     for turn in turns:
         engine.submit(turn)
     actions, step, begun = {}, 0, Counter()
@@ -166,7 +166,7 @@ def test_a_cancelled_turn_frees_its_slot_and_its_pages_and_disturbs_nobody(stage
     full = [turn_of(key, tokens_of(CONTEXT - LONGEST, 9, key)) for key in (2, 3)]
     wanted = {turn.key: alone(turn) for turn in (other, *full)}
 
-    engine.begin(params, seed=1, iteration=2)
+    engine.begin(params, seed=1)
     for turn in (victim, other):
         engine.submit(turn)
     actions, step = {}, 0
@@ -209,7 +209,7 @@ def test_the_next_turn_after_a_cancelled_one_samples_as_if_prefilled_afresh():
     prompt = tokens_of(21, 6)
     again = turn_of(0, prompt, 1)
     _, params, engine = make()
-    engine.begin(params, seed=1, iteration=2)
+    engine.begin(params, seed=1)
     engine.submit(turn_of(0, prompt))
     for _ in range(4):
         engine.step(True)

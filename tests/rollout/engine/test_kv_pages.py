@@ -323,12 +323,13 @@ def test_lease_that_can_never_be_is_refused_by_name(context, reserve):
         PageTree(4, 2).lease(context, reserve)
 
 
-def nodes(tree: PageTree) -> list:
-    """All nodes, parents first."""
-    found = [tree._root]
+def nodes(tree: PageTree, policy: int | None = None) -> list:
+    """All nodes, parents first; of one policy, or of all."""
+    found = [root for number, root in tree._roots.items() if policy in (None, number)]
+    roots = len(found)
     for node in found:
         found += node.children.values()
-    return found[1:]
+    return found[roots:]
 
 
 def state(tree: PageTree) -> tuple:
@@ -360,10 +361,10 @@ def check_tree(tree: PageTree, leases: list[Lease]) -> None:
     assert len(place) == sum(not node.references for node in found)
 
 
-def longest_cached(tree: PageTree, wanted: list[int]) -> int:
+def longest_cached(tree: PageTree, wanted: list[int], policy: int) -> int:
     """The longest prefix of `wanted` that some node's path holds computed, by looking at all."""
-    best, prefix = 0, {tree._root: ()}
-    for node in nodes(tree):
+    best, prefix = 0, dict.fromkeys(tree._roots.values(), ())
+    for node in nodes(tree, policy):
         before = prefix[node.parent]
         prefix[node] = before + node.tokens
         ready = before + node.tokens[: node.ready]
@@ -373,9 +374,10 @@ def longest_cached(tree: PageTree, wanted: list[int]) -> int:
     return best
 
 
-def fingerprints(tokens: list[int]) -> np.ndarray:
-    """One number a position, of the prefix that ends there, which keys and values depend on."""
-    return np.array([hash(tuple(tokens[: n + 1])) for n in range(len(tokens))], np.int64)
+def fingerprints(policy: int, tokens: list[int]) -> np.ndarray:
+    """One number a position, of the policy and the prefix that keys and values depend on."""
+    marks = [hash((policy, *tokens[: n + 1])) for n in range(len(tokens))]
+    return np.array(marks, np.int64)
 
 
 class Turn:
@@ -392,15 +394,19 @@ class Turn:
 
 
 class Simulation:
-    """Turns in random order on a device that is an array of fingerprints, pages x page_size."""
+    """Turns in random order on a device that is an array of fingerprints, pages x page_size.
 
-    def __init__(self, seed: int, pages: int, size: int):
+    swaps: whether the policy is swapped now and then, which earlier conversations outlive or not.
+    """
+
+    def __init__(self, seed: int, pages: int, size: int, swaps: bool = False):
         self.random = random.Random(seed)
         self.tree, self.size = PageTree(pages, size), size
         self.device = np.zeros((pages, size), np.int64)
         self.open: list[Turn] = []
         self.closed: list[Lease] = []
-        self.histories: list[list[int]] = [[]]
+        self.swaps, self.policy = swaps, 0
+        self.histories: list[tuple[int, list[int]]] = [(0, [])]  # of a policy
         self.refused = {LeaseRefusal.PENDING: 0, LeaseRefusal.PAGES: 0}
         self.copies = self.in_place = 0
 
@@ -409,7 +415,7 @@ class Simulation:
 
     def write(self, turn: Turn, end: int) -> None:
         """Writes the turn's positions up to `end`."""
-        marks = fingerprints(turn.tokens[:end])
+        marks = fingerprints(turn.lease.policy, turn.tokens[:end])
         for position in range(turn.written, end):
             page = turn.lease.pages[position // self.size]
             self.device[page, position % self.size] = marks[position]
@@ -422,15 +428,15 @@ class Simulation:
 
     def begin(self) -> None:
         """A context that goes on from an earlier one, rewritten at its end or not."""
-        history = self.random.choice(self.histories)
+        policy, history = self.random.choice(self.histories)
         kept = self.random.choice([len(history), self.random.randint(0, len(history))])
         most = self.tree.pages * self.size
         context = (history[:kept] + self.draw(1, 5))[: most // 2]
         reserve = self.random.randint(1, 6)
         wanted = context[:-1]
-        expected, before = longest_cached(self.tree, wanted), state(self.tree)
+        expected, before = longest_cached(self.tree, wanted, policy), state(self.tree)
         room = len(self.tree._free) + len(self.tree._idle)
-        lease = self.tree.lease(context, reserve)
+        lease = self.tree.lease(context, reserve, policy)
         if lease is None:
             self.refused[self.tree.refusal] += 1
             assert state(self.tree) == before
@@ -465,7 +471,24 @@ class Simulation:
         self.open.remove(turn)
         self.tree.release(turn.lease, turn.tokens[len(turn.context) - 1 : turn.written])
         self.closed.append(turn.lease)
-        self.histories = [*self.histories[-5:], turn.tokens]
+        self.histories = [*self.histories[-5:], (turn.lease.policy, turn.tokens)]
+
+    def swap(self) -> None:
+        """Another policy; half the time all that was computed before is given up."""
+        self.policy += 1
+        if self.random.random() < 0.5:
+            for turn in list(self.open):
+                self.cancel(turn)
+            self.histories, self.closed = [], []
+            self.tree.forget({self.policy})
+            assert len(self.tree._free) == self.tree.pages
+        self.histories.append((self.policy, []))
+
+    def forget(self) -> None:
+        """Frees what no conversation goes on from any more."""
+        used = {turn.lease.policy for turn in self.open} | {which for which, _ in self.histories}
+        self.tree.forget(used)
+        assert self.tree._roots.keys() <= used
 
     def cancel(self, turn: Turn) -> None:
         self.spoil(turn)
@@ -476,9 +499,12 @@ class Simulation:
     def check_reads(self, turn: Turn) -> None:
         """What the turn may read by now is of its own tokens."""
         held = self.device[turn.lease.pages].reshape(-1)[: turn.written]
-        np.testing.assert_array_equal(held, fingerprints(turn.tokens[: turn.written]))
+        marks = fingerprints(turn.lease.policy, turn.tokens[: turn.written])
+        np.testing.assert_array_equal(held, marks)
 
     def step(self) -> None:
+        if self.swaps and self.random.random() < 0.1:
+            return self.forget() if self.random.random() < 0.7 else self.swap()
         kind = self.random.random()
         if kind < 0.3 or not self.open:
             return self.begin()
@@ -502,12 +528,13 @@ class Simulation:
 
     def check_cache(self) -> None:
         """Every position that a later lease could be given holds what its tokens say."""
-        prefix = {self.tree._root: []}
-        for node in nodes(self.tree):
-            before = prefix[node.parent]
-            prefix[node] = before + list(node.tokens)
-            marks = fingerprints(prefix[node])[len(before) :]
-            np.testing.assert_array_equal(self.device[node.page, : node.ready], marks[: node.ready])
+        for policy, root in self.tree._roots.items():
+            prefix: dict = {root: []}
+            for node in nodes(self.tree, policy):
+                before = prefix[node.parent]
+                prefix[node] = before + list(node.tokens)
+                marks = fingerprints(policy, prefix[node])[len(before) :][: node.ready]
+                np.testing.assert_array_equal(self.device[node.page, : node.ready], marks)
 
 
 @pytest.mark.parametrize("pages, size", [(12, 1), (10, 2), (9, 3), (7, 4), (24, 4)])
@@ -534,3 +561,21 @@ def test_no_lease_ever_reads_what_another_wrote_over(pages, size):
         totals += [*refused, simulation.tree.evicted, simulation.copies, simulation.in_place]
     # Each of what can go wrong has come up; a page of one token is never shared in part.
     assert (totals[: 5 if size > 1 else 3] > 0).all(), totals
+
+
+@pytest.mark.parametrize("pages, size", [(12, 1), (9, 3), (24, 4)])
+def test_leases_of_different_policies_share_nothing(pages, size):
+    cached = swaps = 0
+    for seed in range(4):
+        simulation = Simulation(seed, pages, size, swaps=True)
+        for _ in range(250):
+            simulation.step()
+            simulation.check()
+            simulation.check_cache()
+        cached, swaps = cached + simulation.tree.hits, swaps + simulation.policy
+        for turn in list(simulation.open):
+            simulation.cancel(turn)
+        simulation.tree.forget(())
+        assert sorted(simulation.tree._free) == list(range(pages))
+        assert not (simulation.tree._idle or simulation.tree._roots)
+    assert cached > 100 and swaps > 20

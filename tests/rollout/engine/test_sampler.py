@@ -49,7 +49,7 @@ def test_decoding_holds_no_second_cache():
     ints_R = np.zeros(ROWS, np.int32)
     rows = sampler.SlotRows(ints_R, ints_R > 0, ints_R, ints_R, ints_R)
     numbers = np.zeros(ROWS, np.uint32)
-    streams = Streams(np.uint32(0), np.uint32(0), numbers, numbers, numbers)
+    streams = Streams(np.uint32(0), *[numbers] * 4)
     sampling = Sampling(1.0, None, None, 8, (3,))
     memory = memory_of(
         sampler.decode,

@@ -356,10 +356,10 @@ def test_what_moved_is_counted_in_every_collection():
     mesh, params = placed()
     engine = make_engine(sampler_mesh(mesh, REPLICATED))
     for _ in range(2):
-        engine.begin(params, seed=1, iteration=2)
+        engine.begin(params, seed=1)
         assert engine.usage()["reshard_bytes"] == 8 * 3 * 4 * (MATRICES // 2 + NORMS) // 4
     engine = make_engine(None)
-    engine.begin(make()[1], seed=1, iteration=2)
+    engine.begin(make()[1], seed=1)
     assert engine.usage()["reshard_bytes"] == 0
 
 

@@ -24,8 +24,9 @@ from seeupo_jax.rollout.engine.sampling import (
 def key_data(who, *, turn=0, step=0, seed=1, iteration=2):
     """Keys of rows that are (task, member) pairs."""
     task, member = np.array(who, np.uint32).T
-    turn_R, step_R = (np.full(len(who), number, np.uint32) for number in (turn, step))
-    streams = Streams(np.uint32(seed), np.uint32(iteration), task, member, turn_R)
+    numbers = (np.full(len(who), number, np.uint32) for number in (iteration, turn, step))
+    iteration_R, turn_R, step_R = numbers
+    streams = Streams(np.uint32(seed), iteration_R, task, member, turn_R)
     return jax.random.key_data(stream_keys(streams, step_R))
 
 

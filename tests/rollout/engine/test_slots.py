@@ -145,7 +145,7 @@ def test_the_recorded_logp_is_the_networks_at_the_temperature():
 
 def test_the_entropy_of_an_actions_first_tokens_is_the_networks():
     engine, found = make_engine(concurrency=1, options={"group_size": 1, "steps": 1}), []
-    engine.begin(make()[1], seed=1, iteration=2)
+    engine.begin(make()[1], seed=1)
     for number in range(4):
         engine.submit(Turn(number, STARTS[2], 0, 100, number, 0))
         while engine.busy:
@@ -381,7 +381,7 @@ def test_actions_of_a_recurrent_network_do_not_depend_on_how_many_states_are_kep
     played = play(engine, params, shuffle=states, delay=3)
     assert_same(played, plain_recurrent(), atol=1e-4)
     assert_logp_of_network(played, params, RECURRENT, atol=1e-4)
-    engine.begin(params, seed=1, iteration=2)
+    engine.begin(params, seed=1)
     assert engine.plan.states == 5 + states == engine._pages[0].state_SHkv.shape[0]
     assert engine.step(False) is None
 
@@ -416,7 +416,7 @@ def test_random_turns_of_a_recurrent_network_are_sampled_as_with_nothing_kept(se
         make_engine(arch=RECURRENT, concurrency=1, cached_states=0, options={"steps": 1}),
     )
     for each in (engine, plain_engine):
-        each.begin(params, seed=1, iteration=2)
+        each.begin(params, seed=1)
     done, key = [], 0
     for _ in range(12):
         turns = {}
@@ -554,7 +554,7 @@ def test_between_collections_no_copy_of_the_policy_is_held():
         ARCH, scan_layers=True, layers=2
     )  # whose layers are copied out of their stack
     engine, params = make_engine(arch=arch), make(arch)[1]
-    engine.begin(params, seed=1, iteration=2)
+    engine.begin(params, seed=1)
     leaf = weakref.ref(jax.tree.leaves(engine._params["layers"])[0])
     assert all(leaf() is not own for own in jax.tree.leaves(params))
     assert engine.step(False) is None
@@ -563,7 +563,7 @@ def test_between_collections_no_copy_of_the_policy_is_held():
 
 def test_every_count_is_told_also_where_there_was_nothing():
     engine = make_engine()
-    engine.begin(make()[1], seed=1, iteration=2)
+    engine.begin(make()[1], seed=1)
     usage = engine.usage()
     assert set(usage) >= {"prefilled_tokens", "decoded_tokens", "evicted_pages", "memory_waits"}
     assert not any(usage.values())
@@ -571,7 +571,7 @@ def test_every_count_is_told_also_where_there_was_nothing():
 
 def test_another_temperature_is_of_one_collection_only():
     engine, params = make_engine(), make()[1]
-    engine.begin(params, seed=1, iteration=2, temperature=2.0)
+    engine.begin(params, seed=1, temperature=2.0)
     begin = engine.begin
     engine.begin = lambda *args, **numbers: begin(*args, **numbers, temperature=2.0)
     hot = play(engine, params)
@@ -623,7 +623,7 @@ def test_every_token_has_random_numbers_of_its_own():
 
 def test_a_collection_that_was_broken_off_leaves_nothing_behind():
     engine, params = make_engine(), make()[1]
-    engine.begin(params, seed=9, iteration=9)
+    engine.begin(params, seed=9)
     for key in range(12):
         engine.submit(Turn(key, STARTS[key // 4], key // 4, 1, key, 0))
     for _ in range(2):
@@ -634,7 +634,7 @@ def test_a_collection_that_was_broken_off_leaves_nothing_behind():
 
 def test_an_action_may_have_a_limit_of_its_own():
     engine = make_engine(sampling=SAMPLING._replace(end_ids=(99,)))
-    engine.begin(make()[1], seed=1, iteration=2)
+    engine.begin(make()[1], seed=1)
     for key, limit in enumerate((1, 4, None, 50)):
         engine.submit(Turn(key, STARTS[0], 0, 1, key, 0, limit=limit))
     actions = {}
@@ -673,7 +673,7 @@ class Evens:
 def test_a_grammars_mask_is_in_the_distribution_and_its_failure_is_the_actions():
     engine = make_engine(sampling=SAMPLING._replace(end_ids=(6,)), options={"grammars": Evens()})
     params = make()[1]
-    engine.begin(params, seed=1, iteration=2)
+    engine.begin(params, seed=1)
     tools = {0: (), 1: "refuse", 2: "stick", 3: "force", 4: "block"}
     for key in tools:
         engine.submit(Turn(key, STARTS[0], 0, 1, key, 0, tools=tools[key]))
@@ -724,5 +724,5 @@ def test_the_devices_time_is_told_by_what_they_did():
     play(engine, params)
     taken, seconds = time.monotonic() - began, engine.seconds()
     assert min(seconds.values()) > 0 and sum(seconds.values()) <= taken
-    engine.begin(params, seed=1, iteration=2)
+    engine.begin(params, seed=1)
     assert not any(engine.seconds().values())

@@ -167,12 +167,13 @@ def test_a_lease_that_can_never_be_is_refused_by_name(context, reserve):
         StateTree(4, 2, 2).lease(context, reserve)
 
 
-def nodes(tree: StateTree) -> list:
-    """All nodes, parents first."""
-    found = [tree._root]
+def nodes(tree: StateTree, policy: int | None = None) -> list:
+    """All nodes, parents first; of one policy, or of all."""
+    found = [root for number, root in tree._roots.items() if policy in (None, number)]
+    roots = len(found)
     for node in found:
         found += node.children
-    return found[1:]
+    return found[roots:]
 
 
 def tokens_to(node) -> list[int]:
@@ -180,9 +181,9 @@ def tokens_to(node) -> list[int]:
     return before + np.frombuffer(node.tokens, np.int32).tolist()
 
 
-def longest_kept(tree: StateTree, wanted: list[int]) -> int:
+def longest_kept(tree: StateTree, wanted: list[int], policy: int) -> int:
     """The most tokens that `wanted` begins with and a kept state has seen, by looking at all."""
-    seen = [tokens_to(node) for node in nodes(tree) if node.state is not None]
+    seen = [tokens_to(node) for node in nodes(tree, policy) if node.state is not None]
     return max((len(tokens) for tokens in seen if wanted[: len(tokens)] == tokens), default=0)
 
 
@@ -227,16 +228,22 @@ class Turn:
 
 
 class Simulation:
-    """Turns in random order on a device whose pages and states are what they have seen."""
+    """Turns in random order on a device whose pages and states are what they have seen.
 
-    def __init__(self, seed: int, pages: int, size: int, states: int, slots: int):
+    swaps: whether the policy is swapped now and then, which earlier conversations outlive or not.
+    """
+
+    def __init__(
+        self, seed: int, pages: int, size: int, states: int, slots: int, swaps: bool = False
+    ):
         self.random = random.Random(seed)
         self.tree, self.size, self.slots = StateTree(pages, size, states), size, slots
         self.keys = np.full((pages, size), None)
         self.states = np.full(states, None)
         self.open: list[Turn] = []
         self.closed: list[StateLease] = []
-        self.histories: list[list[int]] = [[]]
+        self.swaps, self.policy = swaps, 0
+        self.histories: list[tuple[int, list[int]]] = [(0, [])]  # of a policy
         self.continued = self.refused = self.copies = 0
 
     def draw(self, least: int, most: int) -> list[int]:
@@ -244,15 +251,15 @@ class Simulation:
 
     def dispatch(self, turn: Turn, end: int) -> None:
         """A row of the turn's tokens up to `end`; all before them must be there to be read."""
-        lease = turn.lease
+        lease, policy = turn.lease, turn.lease.policy
         if turn.seen:
-            assert self.states[lease.read] == tuple(turn.tokens[: turn.seen])
+            assert self.states[lease.read] == (policy, *turn.tokens[: turn.seen])
         held = self.keys[lease.pages].reshape(-1)[: turn.seen]
-        assert list(held) == [tuple(turn.tokens[: n + 1]) for n in range(turn.seen)]
+        assert list(held) == [(policy, *turn.tokens[: n + 1]) for n in range(turn.seen)]
         for position in range(turn.seen, len(lease.pages) * self.size):  # padding behind the end
-            mark = tuple(turn.tokens[: position + 1]) if position < end else "spoilt"
+            mark = (policy, *turn.tokens[: position + 1]) if position < end else "spoilt"
             self.keys[lease.pages[position // self.size], position % self.size] = mark
-        self.states[lease.write] = tuple(turn.tokens[:end])
+        self.states[lease.write] = (policy, *turn.tokens[:end])
         self.tree.advance(lease)
         turn.seen = end
 
@@ -260,13 +267,13 @@ class Simulation:
         """A context that continues an earlier one, rewritten at its end or not."""
         if len(self.open) == self.slots:
             return
-        history = self.random.choice(self.histories)
+        policy, history = self.random.choice(self.histories)
         kept = self.random.choice([len(history), len(history), self.random.randint(0, 60)])
         most = self.tree.pages * self.size
         context = (history[:kept] + self.draw(1, 50))[: most // 2]
         reserve = self.random.randint(1, 6)
-        longest = longest_kept(self.tree, context[:-1])
-        lease = self.tree.lease(context, reserve)
+        longest = longest_kept(self.tree, context[:-1], policy)
+        lease = self.tree.lease(context, reserve, policy)
         if lease is None:
             self.refused += 1
             assert self.open, "an idle pool refuses nothing"
@@ -302,10 +309,29 @@ class Simulation:
             self.tree.cancel(turn.lease)
         else:
             self.tree.release(turn.lease, turn.tokens[len(turn.context) - 1 : turn.seen])
-            self.histories = [*self.histories[-5:], turn.tokens]
+            self.histories = [*self.histories[-5:], (turn.lease.policy, turn.tokens)]
         self.closed.append(turn.lease)
 
+    def swap(self) -> None:
+        """Another policy; half the time all that was computed before is given up."""
+        self.policy += 1
+        if self.random.random() < 0.5:
+            for turn in list(self.open):
+                self.end(turn, cut=True)
+            self.histories, self.closed = [], []
+            self.tree.forget({self.policy})
+            assert len(self.tree._free) == self.tree.pages
+        self.histories.append((self.policy, []))
+
+    def forget(self) -> None:
+        """Frees what no conversation goes on from any more."""
+        used = {turn.lease.policy for turn in self.open} | {which for which, _ in self.histories}
+        self.tree.forget(used)
+        assert self.tree._roots.keys() <= used
+
     def step(self) -> None:
+        if self.swaps and self.random.random() < 0.05:
+            return self.forget() if self.random.random() < 0.7 else self.swap()
         kind = self.random.random()
         if kind < 0.25 or not self.open:
             self.begin()
@@ -318,15 +344,15 @@ class Simulation:
 
     def check_cache(self) -> None:
         """Every position that a later lease could be given holds what its tokens say."""
-        for node in nodes(self.tree):
-            if not node.ready:
-                continue
-            tokens = tokens_to(node)
-            if node.state is not None:
-                assert self.states[node.state] == tuple(tokens)
-            pages = self.tree._pages_of(self.tree._path(node))
-            held = self.keys[pages].reshape(-1)[: len(tokens)]
-            assert list(held) == [tuple(tokens[: n + 1]) for n in range(len(tokens))]
+        for policy in self.tree._roots:
+            for node in nodes(self.tree, policy):
+                tokens = tokens_to(node)
+                if node.ready and node.state is not None:
+                    assert self.states[node.state] == (policy, *tokens)
+                pages = self.tree._pages_of(self.tree._path(node))
+                held = self.keys[pages].reshape(-1)[: len(tokens)]
+                marks = [(policy, *tokens[: n + 1]) for n in range(len(tokens))]
+                assert not node.ready or list(held) == marks
 
 
 @pytest.mark.parametrize(
@@ -344,3 +370,21 @@ def test_no_lease_ever_reads_what_another_wrote(pages, size, states, slots):
         counts = simulation.continued, simulation.refused, tree.evicted, tree.evicted_states
         totals += *counts, simulation.copies
     assert all(totals[:4]) and (size == 1 or totals[4])
+
+
+def test_leases_of_different_policies_share_nothing():
+    continued = swaps = 0
+    for seed in range(4):
+        simulation = Simulation(seed, 90, 2, 12, 4, swaps=True)
+        tree = simulation.tree
+        for _ in range(500):
+            simulation.step()
+            check_tree(tree, [turn.lease for turn in simulation.open])
+        simulation.check_cache()
+        continued, swaps = continued + simulation.continued, swaps + simulation.policy
+        for turn in list(simulation.open):
+            simulation.end(turn, cut=True)
+        tree.forget(())
+        assert sorted(tree._free) == list(range(90)) and sorted(tree._free_states) == [*range(12)]
+        assert not (tree._idle or tree._kept or tree._stale or tree._roots)
+    assert continued > 50 and swaps > 10, (continued, swaps)

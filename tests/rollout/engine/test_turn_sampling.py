@@ -70,7 +70,7 @@ def sample(turns, *, seed=3, **which):
     if mesh is not None:
         axes = made()[0].logical_axes()
         params = jax.device_put(params, param_shardings(mesh, axes, params))
-    sampler.begin(params, seed=seed, iteration=0)
+    sampler.begin(params, seed=seed)
     for turn in turns:
         sampler.submit(turn)
     actions = {}
@@ -159,14 +159,14 @@ def test_a_slot_that_is_used_again_has_no_history_of_the_action_before():
     penalized = MIXTURE[3]
     before = [turn(10 + i, penalized.sampling, context=PROMPT[i:]) for i in range(6)]
     sampler, _ = engine()
-    sampler.begin(made()[1], seed=3, iteration=0)
+    sampler.begin(made()[1], seed=3)
     for each in [*before, penalized]:
         sampler.submit(each)
         while sampler.busy:
             for action in sampler.step(True):
                 if action.key == penalized.key:
                     assert action.tokens == alone()[penalized.key].tokens
-    sampler.begin(made()[1], seed=3, iteration=0)
+    sampler.begin(made()[1], seed=3)
 
 
 def test_in_training_a_constraint_is_in_the_distribution_and_other_turns_are_as_they_were():

@@ -114,13 +114,13 @@ def _measure(given: argparse.Namespace, path: str) -> dict[str, Any]:
         workers = stack.enter_context(_workers(config, engine, made.tokenizer))
         environment = envs.make(config.env.name, **config.env.options)
         tasks = environment.task_ids("train")[: given.tasks]
-        requests = group_requests(tasks, given.group_size)
         last: dict[str, Collected] = {}
         spent: dict[str, list[float]] = {name: [] for name in workers}
 
         def plays(name: str) -> Callable[[int], float]:
             def play(number: int) -> float:
-                options = CollectionOptions(seed=given.seed, iteration=number)
+                requests = group_requests(tasks, given.group_size, number)
+                options = CollectionOptions(given.seed)
                 began = time.process_time()
                 last[name] = collect(workers[name], params, requests, options)
                 spent[name].append(time.process_time() - began)

@@ -1,0 +1,1 @@
+"""`bench asynchronous`: training while samplers wait for slow environments."""

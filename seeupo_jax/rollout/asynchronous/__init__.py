@@ -1,0 +1,1 @@
+"""Collection beside training: tickets, and what workers and the trainer exchange."""

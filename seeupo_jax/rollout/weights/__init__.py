@@ -1,0 +1,1 @@
+"""What carries a trained policy to the samplers."""
