@@ -16,8 +16,9 @@ from seeupo_jax.agents.agent_tasks import AgentTasks, find_tasks, misspelt_funct
 from seeupo_jax.agents.answer_form import AnswerForm, resolve_form
 from seeupo_jax.agents.calls import Access, Runner, Session
 from seeupo_jax.agents.control import Control
+from seeupo_jax.agents.harnesses.table import HARNESSES
 from seeupo_jax.agents.openai_server import OpenAIServer
-from seeupo_jax.agents.runners.command_agents import CommandAgents, split_command
+from seeupo_jax.agents.runners.command_agents import CommandAgents, agent_words, program_words
 from seeupo_jax.agents.runners.function_agents import FunctionAgents, load_function, open_clients
 from seeupo_jax.agents.sandboxes.sandboxes import Sandboxes, check_runtime
 from seeupo_jax.configuration import schema
@@ -61,10 +62,8 @@ def check_host(config: Config) -> None:
 
         if agent.name is not None:
             open_clients()
-        if config.tasks is None:
-            _ = load_function(agent) if agent.name is not None else split_command(agent)
-        elif isinstance(tasks := find_tasks(config), TaskFolders):
-            agent_words(config)
+        _ = load_function(agent) if agent.name is not None else _words(config)
+        if config.tasks is not None and isinstance(tasks := find_tasks(config), TaskFolders):
             check_runtime(config.sandbox, tasks)
         return _warn_of_names(f"config.agent.name: {agent.name}", misspelt_functions(agent))
     for name, options in _parts(env.name, env.options):
@@ -317,6 +316,7 @@ def build_host(
         form=form,
         timeout_s=agent.timeout_s + verifying_s,
         data=tasks.data,
+        volatile=() if agent.harness is None else HARNESSES[agent.harness].volatile,
         close_endpoint=endpoint.close,
     )
 
@@ -395,9 +395,11 @@ def _sampling_rules(
 
     rollout, agent = config.rollout, config.agent
     flags = {
-        "ignore": agent.ignore_sampling,
+        # A harness asks for what its authors chose, and cannot be told otherwise.
+        "ignore": agent.ignore_sampling or agent.harness is not None,
         "serves": serves,
         "constrains": serves or agent.constraints,
+        "without_media": agent.harness is not None,  # its tools read any file
     }
     if rollout.top_k == 1:
         return SamplingRules(0.0, **flags)
@@ -405,22 +407,12 @@ def _sampling_rules(
     return SamplingRules(temperature, rollout.top_p, rollout.top_k, **flags)
 
 
-def agent_words(config: Config) -> list[str]:
-    """The words of `config.agent.command`; those of a container's command are its image's.
-
-    Raises:
-      ValueError: as `split_command`.
-    """
-    in_image = config.tasks is not None and config.sandbox.runtime != "local"
-    return split_command(config.agent, in_image=in_image)
-
-
 def build_runner(config: Config, tasks: AgentTasks) -> Runner:
     """Builds the runner of `config.agent`, in sandboxes for tasks that are folders."""
     agent, most, sandboxes = config.agent, config.env.max_reward, None
     if agent.name is not None:
         return FunctionAgents(agent.name, load_function(agent), max_reward=most)
-    words = agent_words(config)
+    words = _words(config)
     if isinstance(tasks, TaskFolders):
         sandboxes = Sandboxes(config.sandbox, tasks, words, address_mib=agent.memory_mib)
     return CommandAgents(
@@ -431,3 +423,11 @@ def build_runner(config: Config, tasks: AgentTasks) -> Runner:
         max_reward=most,
         sandboxes=sandboxes,
     )
+
+
+def _words(config: Config) -> list[str]:
+    """The words of the agent's command line; in a sandbox, those of its program."""
+    agent, rollout = config.agent, config.rollout
+    if config.tasks is not None:
+        return program_words(agent, in_image=config.sandbox.runtime != "local")
+    return agent_words(agent, max_context=rollout.max_context, max_answer=rollout.max_action_tokens)

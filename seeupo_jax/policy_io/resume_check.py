@@ -45,6 +45,8 @@ def sampling_hash(config: Config) -> str:
     ):
         if not given:  # stored rollouts of versions that had none stay usable
             del same[part]
+    if config.agent.given and config.agent.harness is None:  # as above
+        same["agent"] = {name: x for name, x in same["agent"].items() if name != "harness"}
     # Without compute options, written as earlier versions did for remat=none.
     model = replace(config.model, remat="none", attention="auto", scan_layers=False)
     chat = str(config.chat).replace(", roles={}", "")  # as above

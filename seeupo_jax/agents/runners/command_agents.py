@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
+from seeupo_jax.agents.harnesses.table import HARNESSES
 from seeupo_jax.agents.runners.agent_results import check_result
 from seeupo_jax.agents.runners.command_processes import RESULT, AgentExit
 from seeupo_jax.agents.sandboxes.sandboxes import Sandboxes, read_outcome
@@ -41,7 +42,34 @@ _REMOVED = ("ANTHROPIC_AUTH_TOKEN",)
 OnEnd = Callable[[AgentResult | AgentFailure], None]
 
 
-def split_command(agent: Agent, *, in_image: bool = False) -> list[str]:
+def agent_words(agent: Agent, *, max_context: int, max_answer: int) -> list[str]:
+    """The words of the command line of `config.agent`: its own, or one that plays by its harness.
+
+    Args:
+      max_context: tokens of a conversation. max_answer: tokens of an answer.
+
+    Raises:
+      ValueError: as of `split_command`.
+    """
+    words = program_words(agent)
+    if agent.harness is None:
+        return words
+    # Its own arguments come before the last one, which `python_command` reads.
+    *python, path = python_command("seeupo_jax.agents.harnesses.play")
+    return [*python, agent.harness, str(max_context), str(max_answer), os.getcwd(), *words, path]
+
+
+def program_words(agent: Agent, *, in_image: bool = False) -> list[str]:
+    """The words of `config.agent.command`, or of the program of `config.agent.harness`.
+
+    Args and errors as of `split_command`.
+    """
+    if agent.command is None and agent.harness is not None:
+        return split_command(HARNESSES[agent.harness].program, in_image=in_image)
+    return split_command(str(agent.command), in_image=in_image)
+
+
+def split_command(command: str, *, in_image: bool = False) -> list[str]:
     """Splits `config.agent.command` into words; words that name a file here are made absolute.
 
     An agent runs in its own folder, in which `node my_agent.js` would not find its file.
@@ -52,7 +80,6 @@ def split_command(agent: Agent, *, in_image: bool = False) -> list[str]:
     Raises:
       ValueError: quotes do not match, or there is no such program.
     """
-    command = str(agent.command)
     try:
         words = shlex.split(command)
     except ValueError as error:

@@ -312,13 +312,14 @@ def _agent_lines(config: Config) -> list[str]:
     agent, rollout = config.agent, config.rollout
     options = ", ".join(f"{name}={value!r}" for name, value in agent.options.items())
     runs = "a function in an event loop of its own"
-    if agent.command is not None:
+    if agent.name is None:
         memory = "no limit" if agent.memory_mib is None else f"{agent.memory_mib:,} MiB"
         output = "no limit" if agent.output_kib is None else f"{agent.output_kib:,} KiB"
         runs = f"a process group for each episode; memory: {memory}, output: {output}"
     processes = f" in each of {jax.process_count()} processes" if jax.process_count() > 1 else ""
     port = agent.port if agent.port else "a free port"
-    sampling = "ignored and counted" if agent.ignore_sampling else "refused"
+    ignored = agent.ignore_sampling or agent.harness is not None
+    sampling = "ignored and counted" if ignored else "refused"
     return [
         f"{agent.label}{f' ({options})' if options else ''}: {runs}",
         f"tasks: {describe_tasks(config)}",

@@ -15,7 +15,6 @@ from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
 from seeupo_jax.agents.runners.command_agents import CommandAgents, split_command
 from seeupo_jax.agents.sandboxes.local_sandbox import host_folders
 from seeupo_jax.agents.sandboxes.sandboxes import Sandboxes, check_runtime
-from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.sandbox_schema import Sandbox
 from seeupo_jax.tasks.task_folders import TaskFolders, find_folder
 
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def runner(tasks, command, sandbox=None, output_kib=64):
-    words = split_command(Agent(command=command))
+    words = split_command(command)
     sandboxes = Sandboxes(sandbox or Sandbox(), tasks, words, address_mib=None)
     limits = {"memory_mib": None, "output_kib": output_kib, "max_reward": 10.0}
     return CommandAgents(words, model="policy", sandboxes=sandboxes, **limits)
