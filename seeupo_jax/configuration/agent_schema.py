@@ -78,11 +78,12 @@ class Agent:
         return self.name or self.harness or str(self.command)
 
 
-def check_agent(agent: Agent, grammar: str | None) -> None:
+def check_agent(agent: Agent, grammar: str | None, *, task_folders: bool) -> None:
     """Checks fields that do not go together.
 
     Args:
       grammar: `config.rollout.grammar`.
+      task_folders: whether `config.tasks` is given.
 
     Raises:
       ValueError: one sentence with the field, what was got and what is allowed.
@@ -93,7 +94,7 @@ def check_agent(agent: Agent, grammar: str | None) -> None:
             " allowed: one of the two."
         )
     if agent.harness is not None:
-        _check_harness(agent)
+        _check_harness(agent, task_folders)
     if grammar == "tool_calls" and agent.tool_format in UNCONSTRAINED:
         others = [name for name in TOOL_FORMATS if name not in UNCONSTRAINED]
         raise ValueError(
@@ -117,14 +118,14 @@ def check_agent(agent: Agent, grammar: str | None) -> None:
         )
 
 
-def _check_harness(agent: Agent) -> None:
+def _check_harness(agent: Agent, task_folders: bool) -> None:
     if agent.name is not None:
         raise ValueError(
             f"config.agent.harness: got {agent.harness!r} with config.agent.name={agent.name};"
             " allowed: one of the two."
         )
-    if agent.tasks is None:
+    if agent.tasks is None and not task_folders:
         raise ValueError(
             f"config.agent.harness: got {agent.harness!r} without config.agent.tasks; allowed: a"
-            " file of tasks with an instruction and a check."
+            " file of tasks with an instruction and a check, or config.tasks instead."
         )

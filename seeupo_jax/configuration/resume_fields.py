@@ -51,7 +51,8 @@ DECISIONS: Mapping[str, Mapping[Decision, str]] = {
     },
     "agent": {
         C: "memory_mib output_kib request_kib host port",
-        R: "name command options tasks tool_format thoughts timeout_s ignore_sampling constraints",
+        R: "name command harness options tasks tool_format thoughts timeout_s ignore_sampling"
+        " constraints",
     },
     "sandbox": {C: "runtime processes visible", R: "memory_mib timeout_scale solution"},
     "mesh": {C: "data fsdp expert context tensor"},

@@ -31,7 +31,7 @@ class Sandbox:
     """Whether the agent sees the task's own solution at /solution, to check tasks."""
 
 
-def check_sandbox(tasks: str | None, sandbox: Sandbox, agent: Agent) -> None:
+def check_sandboxed_tasks(tasks: str | None, sandbox: Sandbox, agent: Agent) -> None:
     """Checks fields that do not go together.
 
     Raises:
@@ -47,8 +47,8 @@ def check_sandbox(tasks: str | None, sandbox: Sandbox, agent: Agent) -> None:
     if not agent.given or agent.name is not None:
         got = "an environment" if agent.name is None else f"the function {agent.name}"
         raise ValueError(
-            f"config.tasks: got {tasks!r} played by {got}; allowed: with an agent that is a command"
-            " (config.agent.command), which a sandbox can hold."
+            f"config.tasks: got {tasks!r} played by {got}; allowed: with an agent that is a"
+            " program (config.agent.command or config.agent.harness), which a sandbox can hold."
         )
     if agent.tasks is not None:
         raise ValueError(

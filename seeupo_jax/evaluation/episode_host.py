@@ -414,7 +414,7 @@ def build_runner(config: Config, tasks: AgentTasks) -> Runner:
         return FunctionAgents(agent.name, load_function(agent), max_reward=most)
     words = _words(config)
     if isinstance(tasks, TaskFolders):
-        sandboxes = Sandboxes(config.sandbox, tasks, words, address_mib=agent.memory_mib)
+        sandboxes = Sandboxes(config.sandbox, tasks, words, agent, config.rollout)
     return CommandAgents(
         words,
         model=MODEL,

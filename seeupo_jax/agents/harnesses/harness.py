@@ -24,6 +24,13 @@ class PolicyAccess:
     max_answer: int
 
 
+# Variables by which a harness would reach another model, or find settings of the user.
+_REMOVED = (
+    *("ANTHROPIC_", "CLAUDE", "CODEX_", "LITELLM_", "MSWEA_", "OPENAI_", "OPENCODE", "QWEN_"),
+    "XDG_",
+)
+
+
 @dataclass(frozen=True)
 class Launch:
     """The start of a program: words after its name, variables, and files by path in its HOME."""
@@ -31,6 +38,11 @@ class Launch:
     words: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     files: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def variables(self, given: Mapping[str, str]) -> dict[str, str]:
+        """The program's environment: its own variables, and the given ones that do not lead it
+        elsewhere."""
+        return {name: x for name, x in given.items() if not name.startswith(_REMOVED)} | self.env
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,6 @@ from seeupo_jax.agents.harnesses.harness import PolicyAccess
 from seeupo_jax.agents.harnesses.harness_task import HarnessTask, read_harness_task, write_files
 from seeupo_jax.agents.harnesses.table import HARNESSES
 
-# Variables by which a harness would reach another model, or find settings of the user.
-_REMOVED = (
-    *("ANTHROPIC_", "CLAUDE", "CODEX_", "LITELLM_", "MSWEA_", "OPENAI_", "OPENCODE", "QWEN_"),
-    "XDG_",
-)
 _SHOWN = 1000  # characters of a check's output in the result
 
 
@@ -44,8 +39,8 @@ def main() -> None:
     launch = HARNESSES[name].launch(task.instruction, access, home)
     home.mkdir()
     write_files(home, launch.files)
-    env = {key: x for key, x in os.environ.items() if not key.startswith(_REMOVED)}
-    env |= {"HOME": str(home), "PWD": str(work), **launch.env}  # opencode works in PWD
+    # opencode works in PWD.
+    env = launch.variables(os.environ | {"HOME": str(home), "PWD": str(work)})
     code = subprocess.run([*program, *launch.words], env=env).returncode
     _finish(task, work, code)
 

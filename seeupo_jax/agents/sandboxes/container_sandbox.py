@@ -74,15 +74,20 @@ class ContainerSandbox:
         entry, *rest = _WAIT
         return [*words, "--entrypoint", entry, plan.image or plan.tag, *rest]
 
+    def home(self) -> Path:
+        """The agent's HOME: the task's, or else that of the image's user."""
+        given = self._plan.variables.get("HOME")
+        return Path(given or self._check("exec", self._name, "sh", "-c", 'printf %s "$HOME"'))
+
     def start_agent(
-        self, words: Sequence[str], output: IO[bytes] | None
+        self, words: Sequence[str], variables: Mapping[str, str], files: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
-        """Starts the agent's command; the image must have python3 for the first program."""
-        port = {"port": PORT, "socket": f"{PRIVATE}/endpoint.sock"}
+        """As of `LocalSandbox`; the image must have python3 for the first program."""
         limits = {k: v for k, v in self._plan.limits().items() if k != "RLIMIT_NPROC"}
-        settings = json.dumps({"limits": limits, **port})
+        port = {"port": PORT, "socket": f"{PRIVATE}/endpoint.sock"}
+        settings = json.dumps({"limits": limits, "files": files, **port})
         command = ["python3", "-I", "-S", f"{PRIVATE}/entry.py", settings, *words]
-        return self._exec(command, self._plan.variables, output)
+        return self._exec(command, variables, None)
 
     def start_verifier(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
         """Starts the verifier on what the agent left, with tests that it could not change."""
@@ -137,8 +142,10 @@ class ContainerSandbox:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise SandboxError(f"{self._plan.runtime} {words[0]}: {error}") from None
 
-    def _check(self, *words: str, limit_s: float = _END_S) -> None:
+    def _check(self, *words: str, limit_s: float = _END_S) -> str:
+        """What the program prints; raises SandboxError if it fails."""
         done = self._run(*words, limit_s=limit_s)
         if done.returncode:
             said = done.stderr.decode(errors="replace").strip()
             raise SandboxError(f"{self._plan.runtime} {words[0]}: {said[-500:]}")
+        return done.stdout.decode(errors="replace")

@@ -45,6 +45,7 @@ _WRITTEN = {
     "hosts": "127.0.0.1 localhost sandbox\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
+_INTERPRETERS = 5  # at most, each of the one before: Linux starts no more
 _END_S = 10.0  # for a namespace to end after its first process was killed
 
 
@@ -54,21 +55,38 @@ def host_folders(words: Sequence[str]) -> list[str]:
     Of a program in a folder `bin` that is the folder around it, as of a virtual environment; of
     another word that is a file's absolute path it is the file.
     """
-    program = shutil.which(words[0]) or words[0]
-    found = [*_around(program), *_around(os.path.realpath(program)), sys.base_prefix]
+    found, program = [sys.base_prefix], shutil.which(words[0])
+    for _ in range(_INTERPRETERS):
+        if program is not None:
+            found += [*_around(program), *_around(os.path.realpath(program))]
+            program = _interpreter(program)
     found += [word for word in words[1:] if os.path.isabs(word) and os.path.isfile(word)]
     outside = [each for each in found if not each.startswith(("/usr/", "/bin/", "/sbin/"))]
     return list(dict.fromkeys(each for each in outside if each not in ("/", "/usr")))
 
 
 def _around(program: str) -> list[str]:
-    if not os.path.isabs(program):
-        return []
     folder, name = os.path.split(os.path.dirname(program))
-    private = folder in ("/", os.path.expanduser("~"))  # ~/bin: the home folder is not shown
+    home = os.path.expanduser("~")
+    private = folder in ("/", home, f"{home}/.local")  # all of the user's files are there
     if name in ("bin", ".bin"):
         return [os.path.dirname(program) if private else folder]
     return [program]
+
+
+def _interpreter(program: str) -> str | None:
+    """The program that runs a script; None: it is no script, or there is no such program."""
+    try:
+        with open(program, "rb") as file:
+            first = file.readline(512)
+    except OSError:  # it may be executable and not readable
+        return None
+    if not first.startswith(b"#!"):
+        return None
+    words = [word for word in first[2:].decode(errors="replace").split() if word != "-S"]
+    if len(words) > 1 and os.path.basename(words[0]) == "env":
+        return shutil.which(words[1])
+    return shutil.which(words[0]) if words else None
 
 
 class LocalSandbox:
@@ -120,18 +138,24 @@ class LocalSandbox:
             else:
                 place.mkdir()
 
+    def home(self) -> Path:
+        """The agent's HOME."""
+        return Path(self._plan.variables["HOME"])
+
     def start_agent(
-        self, words: Sequence[str], output: IO[bytes] | None
+        self, words: Sequence[str], variables: Mapping[str, str], files: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
-        """Starts the agent's command."""
+        """Starts the agent's command, which prints to this process's output.
+
+        Args:
+          files: texts by their paths in the sandbox, which are written before.
+        """
         mounts = ["--bind", str(self._folder / "work"), str(self._folder / "work")]
         if self._plan.solution is not None:
             mounts += ["--ro-bind", self._plan.solution, "/solution"]
         python = [os.path.realpath(sys.executable), "-I", "-S", f"{PRIVATE}/entry.py"]
-        port = {"port": PORT, "socket": f"{PRIVATE}/endpoint.sock"}
-        return self._start(
-            [*python, self._settings(port), *words], mounts, self._plan.variables, output
-        )
+        settings = {"port": PORT, "socket": f"{PRIVATE}/endpoint.sock", "files": files}
+        return self._start([*python, self._settings(settings), *words], mounts, variables, None)
 
     def start_verifier(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
         """Starts the verifier on what the agent left, with tests that it could not change."""

@@ -20,6 +20,11 @@ def main() -> None:
     settings, words = json.loads(sys.argv[1]), sys.argv[2:]
     if settings.get("port"):
         _share_port(settings["port"], settings["socket"])
+    for path, text in settings.get("files", {}).items():
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    os.environ["PWD"] = os.getcwd()  # docker sets none; opencode works in it
     for name, limit in settings["limits"].items():
         with contextlib.suppress(ValueError, OSError):  # it is lower already
             resource.setrlimit(getattr(resource, name), (limit, limit))

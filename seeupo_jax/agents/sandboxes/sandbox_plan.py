@@ -21,6 +21,8 @@ class SandboxPlan:
     runtime: local | docker | podman. endpoint: host and port.
     variables, verifier_variables: environments of the agent and of the verifier. passed: names of
       the driver's variables that the agent gets too.
+    harness: of the agent, as in `config.agent`; max_context, max_answer: tokens of a conversation
+      and of an answer, which it is told.
     workdir: where both begin; "": the image's.
     copies: of the local runtime: sources, and destinations in the sandbox.
     image: of a container; None: `build`, a folder with a Dockerfile, is made into `tag`.
@@ -35,6 +37,9 @@ class SandboxPlan:
     variables: Mapping[str, str]
     verifier_variables: Mapping[str, str]
     passed: Sequence[str]
+    harness: str | None
+    max_context: int
+    max_answer: int
     workdir: str
     copies: Sequence[tuple[str, str]]
     image: str | None

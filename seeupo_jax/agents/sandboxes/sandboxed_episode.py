@@ -7,7 +7,6 @@ has started are treated as an agent's. Its result file has either `result`, the 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import select
@@ -19,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from seeupo_jax.agents.harnesses.harness import PolicyAccess
+from seeupo_jax.agents.harnesses.table import HARNESSES
 from seeupo_jax.agents.sandboxes.container_sandbox import ContainerSandbox
 from seeupo_jax.agents.sandboxes.endpoint_relay import EndpointRelay
 from seeupo_jax.agents.sandboxes.local_sandbox import LocalSandbox
@@ -35,8 +36,6 @@ Sandbox = LocalSandbox | ContainerSandbox
 def main() -> None:
     """Plays an episode. Arguments: the agent's words; the rest is in the environment."""
     plan = SandboxPlan(**json.loads(os.environ.pop(VARIABLE)))
-    passed = {name: os.environ[name] for name in plan.passed if name in os.environ}
-    plan = dataclasses.replace(plan, variables={**plan.variables, **passed})
     folder = Path(os.environ["SEEUPO_TASK"]).parent
     sandbox = SANDBOXES[plan.runtime](plan, folder)
     try:
@@ -54,7 +53,7 @@ def _play(sandbox: Sandbox, plan: SandboxPlan, folder: Path, words: list[str]) -
     sandbox.prepare()
     shutil.copyfile(folder / "task.json", sandbox.private / "task.json")
     EndpointRelay(sandbox.private / "endpoint.sock", plan.endpoint)
-    agent = sandbox.start_agent(words, None)
+    agent = _start_agent(sandbox, plan, folder, words)
     ended = _wait(sandbox, plan, agent, plan.agent_timeout_s)
     code = agent.wait()
     printed = folder / "verifier_output.txt"
@@ -72,6 +71,28 @@ def _play(sandbox: Sandbox, plan: SandboxPlan, folder: Path, words: list[str]) -
         raise RewardError(f"{error}; it ended with exit code {code}{said}") from None
     info = {"agent_limit": ended} if ended else {}
     return {"result": {**found, "info": info}, "code": 0 if ended else code}
+
+
+def _start_agent(
+    sandbox: Sandbox, plan: SandboxPlan, folder: Path, words: list[str]
+) -> subprocess.Popen[bytes]:
+    """Starts the agent's program, as its harness is started if it has one."""
+    passed = {name: os.environ[name] for name in plan.passed if name in os.environ}
+    variables = {**plan.variables, **passed}
+    if plan.harness is None:
+        return sandbox.start_agent(words, variables, {})
+    instruction = json.loads((folder / "task.json").read_bytes())["data"]["instruction"]
+    access = PolicyAccess(
+        passed["OPENAI_BASE_URL"],
+        passed["OPENAI_API_KEY"],
+        passed["OPENAI_MODEL"],
+        plan.max_context,
+        plan.max_answer,
+    )
+    home = sandbox.home()
+    launch = HARNESSES[plan.harness].launch(instruction, access, home)
+    files = {str(home / name): text for name, text in launch.files.items()}
+    return sandbox.start_agent([*words, *launch.words], launch.variables(variables), files)
 
 
 def _wait(

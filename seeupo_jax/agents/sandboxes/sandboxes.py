@@ -17,7 +17,9 @@ from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
 from seeupo_jax.agents.runners.agent_results import check_result
 from seeupo_jax.agents.sandboxes.local_sandbox import PROGRAM, LocalSandbox, host_folders
 from seeupo_jax.agents.sandboxes.sandbox_plan import PORT, PRIVATE, VARIABLE, SandboxPlan
+from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.sandbox_schema import Sandbox
+from seeupo_jax.configuration.schema import Rollout
 from seeupo_jax.envs.transport.processes import python_command, signal_name
 from seeupo_jax.envs.validation import ProtocolError
 from seeupo_jax.tasks.task_folders import TaskFolder, TaskFolders
@@ -31,8 +33,8 @@ class Sandboxes:
     """Makes the command and the environment by which an agent's command runs in a sandbox.
 
     Args:
-      words: of the agent's command.
-      address_mib: address space of each process; None: no limit.
+      words: of the agent's program.
+      agent, rollout: of the configuration.
     """
 
     def __init__(
@@ -40,10 +42,10 @@ class Sandboxes:
         sandbox: Sandbox,
         tasks: TaskFolders,
         words: Sequence[str],
-        *,
-        address_mib: int | None,
+        agent: Agent,
+        rollout: Rollout,
     ):
-        self._sandbox, self._tasks, self._address_mib = sandbox, tasks, address_mib
+        self._sandbox, self._tasks, self._agent, self._rollout = sandbox, tasks, agent, rollout
         local = sandbox.runtime == "local"
         shown = [*(host_folders(words) if local else []), *sandbox.visible]
         self._visible = list(dict.fromkeys(shown))
@@ -68,6 +70,7 @@ class Sandboxes:
     def plan(self, task: TaskFolder, access: Access, passed: Sequence[str] = ()) -> SandboxPlan:
         """The plan of an episode; `passed` as in `SandboxPlan`."""
         sandbox, container, address = self._sandbox, task.container, urlsplit(access.base_url)
+        most_mib = self._agent.memory_mib
         made = {} if container is None else dict(container.variables)
         own = {**made, **task.variables}
         if container is not None:  # a container has these of its image
@@ -81,6 +84,9 @@ class Sandboxes:
             variables={**own, **solved, **told},
             verifier_variables={**own, **task.verifier_variables},
             passed=passed,
+            harness=self._agent.harness,
+            max_context=self._rollout.max_context,
+            max_answer=self._rollout.max_action_tokens,
             workdir="" if container is None else container.workdir,
             copies=[(str(source), target) for source, target in copies],
             image=task.image,
@@ -95,7 +101,7 @@ class Sandboxes:
             memory_mib=task.memory_mib if sandbox.memory_mib is None else sandbox.memory_mib,
             storage_bytes=task.storage_mib * _MIB,
             processes=sandbox.processes,
-            address_bytes=None if self._address_mib is None else self._address_mib * _MIB,
+            address_bytes=None if most_mib is None else most_mib * _MIB,
             visible=self._visible,
         )
 
@@ -185,7 +191,8 @@ def _trial(sandbox: Sandbox, folder: Path) -> list[str]:
 
 _EMPTY = SandboxPlan(
     **{"runtime": "local", "endpoint": ("", 0), "variables": {}, "verifier_variables": {}},
-    **{"passed": (), "workdir": "/", "copies": (), "image": None, "build": "", "tag": ""},
+    **{"passed": (), "harness": None, "max_context": 0, "max_answer": 0},
+    **{"workdir": "/", "copies": (), "image": None, "build": "", "tag": ""},
     **{"tests": "", "solution": None, "agent_timeout_s": 1, "verifier_timeout_s": 1},
     **{"build_timeout_s": 1, "cpus": 1, "memory_mib": 64, "storage_bytes": _MIB, "processes": 8},
     **{"address_bytes": None, "visible": ()},

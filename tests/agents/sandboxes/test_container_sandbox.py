@@ -7,7 +7,9 @@ import pytest
 from seeupo_jax.agents.calls import Access
 from seeupo_jax.agents.sandboxes.container_sandbox import ContainerSandbox
 from seeupo_jax.agents.sandboxes.sandboxes import Sandboxes
+from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.sandbox_schema import Sandbox
+from seeupo_jax.configuration.schema import Rollout
 from seeupo_jax.tasks.task_folders import TaskFolders, find_folder
 
 
@@ -17,7 +19,9 @@ def test_the_command_line_of_a_container(tmp_path, runtime):
     sandbox = Sandbox(runtime=runtime, processes=64, visible=("/opt/agent",), solution=True)
     access = Access("http://127.0.0.1:4000/v1", "key")
     task = tasks.task("sum_prices", "train")
-    plan = Sandboxes(sandbox, tasks, ["agent"], address_mib=None).plan(task, access)
+    plan = Sandboxes(sandbox, tasks, ["agent"], Agent(command="agent"), Rollout()).plan(
+        task, access
+    )
     container = ContainerSandbox(plan, tmp_path)
     words, name = container.run_words(), container.run_words()[5]
     assert name.startswith("seeupo-") and len(name) == 23

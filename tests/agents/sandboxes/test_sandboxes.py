@@ -15,7 +15,9 @@ from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
 from seeupo_jax.agents.runners.command_agents import CommandAgents, split_command
 from seeupo_jax.agents.sandboxes.local_sandbox import host_folders
 from seeupo_jax.agents.sandboxes.sandboxes import Sandboxes, check_runtime
+from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.sandbox_schema import Sandbox
+from seeupo_jax.configuration.schema import Rollout
 from seeupo_jax.tasks.task_folders import TaskFolders, find_folder
 
 ACCESS = Access("http://127.0.0.1:9/v1", "key-of-the-episode")
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 
 def runner(tasks, command, sandbox=None, output_kib=64):
     words = split_command(command)
-    sandboxes = Sandboxes(sandbox or Sandbox(), tasks, words, address_mib=None)
+    sandboxes = Sandboxes(sandbox or Sandbox(), tasks, words, Agent(command=command), Rollout())
     limits = {"memory_mib": None, "output_kib": output_kib, "max_reward": 10.0}
     return CommandAgents(words, model="policy", sandboxes=sandboxes, **limits)
 
