@@ -61,8 +61,8 @@ def host_folders(words: Sequence[str]) -> list[str]:
             found += [*_around(program), *_around(os.path.realpath(program))]
             program = _interpreter(program)
     found += [word for word in words[1:] if os.path.isabs(word) and os.path.isfile(word)]
-    outside = [each for each in found if not each.startswith(("/usr/", "/bin/", "/sbin/"))]
-    return list(dict.fromkeys(each for each in outside if each not in ("/", "/usr")))
+    outside = [each for each in found if not f"{each}/".startswith(("/usr/", "/bin/", "/sbin/"))]
+    return list(dict.fromkeys(each for each in outside if each != "/"))
 
 
 def _around(program: str) -> list[str]:
