@@ -102,9 +102,9 @@ def play(harness, folder, monkeypatch):
     engine, tasks, scorer = Scripted(tokenizer, harness), find_tasks(config), make_scorer(())
     host = build_host(config, engine, tasks, tokenizer, print)
     worker = RolloutWorker(engine, host, tokenizer, config.env, config.rollout, rewards=scorer)
-    requests = group_requests(list_tasks(tasks, "train"), 1)
+    requests = group_requests(list_tasks(tasks, "train"), 1, 1)
     try:
-        options = CollectionOptions(seed=0, iteration=1, temperature=None)
+        options = CollectionOptions(seed=0)
         (trajectory,) = collect(worker, None, requests, options).trajectories
     finally:
         host.close()
