@@ -27,9 +27,9 @@ def get_config() -> ConfigDict:
         "group_size": 2,
         "max_turns": 3,
         "max_action_tokens": 48,
-        "max_context": 512,
+        "max_context": 2048,
     }
-    config.batching = {"buckets": (512,), "microbatch_tokens": 512}
+    config.batching = {"buckets": (512, 2048), "microbatch_tokens": 2048}
     config.optimizer = {
         "name": "adamw",
         "learning_rate": 2e-5,
