@@ -35,7 +35,7 @@ class Agent:
         None, f"one of {', '.join(HARNESS_NAMES)}", lambda value: value in HARNESS_NAMES
     )
     """A coding agent that others wrote, started without a terminal for the instruction of each
-    task; its tasks have an instruction and a check."""
+    task; its tasks have an instruction and a check, or are those of config.tasks."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     """Keyword arguments of the function."""
     tasks: str | None = path_field()

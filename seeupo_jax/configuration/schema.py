@@ -288,7 +288,7 @@ class Config:
         f"{TASK_FOLDERS}FOLDER",
         lambda v: v.startswith(TASK_FOLDERS) and v != TASK_FOLDERS,
     )
-    """Tasks as folders in Harbor's form, which an agent's command plays in sandboxes; none: those
+    """Tasks as folders in Harbor's form, which an agent's program plays in sandboxes; none: those
     of config.agent or config.env."""
     rewards: tuple[Reward, ...] = ()
     """Functions that pay besides the environment, and what each named reward weighs."""

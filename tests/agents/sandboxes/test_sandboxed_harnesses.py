@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from places import ROOT
+from sandbox_cases import needs_bubblewrap
 from scripted_harness import check_episode, episode_processes, play, set_up
 
 from seeupo_jax.agents.calls import Access, AgentResult, AgentTask
@@ -18,9 +19,7 @@ from seeupo_jax.configuration.sandbox_schema import Sandbox
 from seeupo_jax.configuration.schema import Rollout
 from seeupo_jax.tasks.task_folders import TaskFolders, find_folder
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("bwrap") is None, reason="the program bwrap (bubblewrap) is not installed"
-)
+pytestmark = needs_bubblewrap
 BUNDLED = "harbor:package:sandboxed_tasks"
 # A program in the place of a harness's own, which does what its instruction says in `sh`.
 PROGRAM = """#!/bin/sh

@@ -2,7 +2,6 @@
 
 import os
 import queue
-import shutil
 import subprocess
 import sys
 import time
@@ -10,57 +9,15 @@ from pathlib import Path
 
 import pytest
 from agent_cases import make_endpoint, opened
+from sandbox_cases import ACCESS, needs_bubblewrap, outcomes, runner, start, write_task
 
-from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
-from seeupo_jax.agents.runners.command_agents import CommandAgents, split_command
+from seeupo_jax.agents.calls import AgentFailure, AgentResult
 from seeupo_jax.agents.sandboxes.local_sandbox import host_folders
-from seeupo_jax.agents.sandboxes.sandboxes import Sandboxes, check_runtime
-from seeupo_jax.configuration.agent_schema import Agent
+from seeupo_jax.agents.sandboxes.sandboxes import check_runtime
 from seeupo_jax.configuration.sandbox_schema import Sandbox
-from seeupo_jax.configuration.schema import Rollout
 from seeupo_jax.tasks.task_folders import TaskFolders, find_folder
 
-ACCESS = Access("http://127.0.0.1:9/v1", "key-of-the-episode")
-pytestmark = pytest.mark.skipif(
-    shutil.which("bwrap") is None, reason="the program bwrap (bubblewrap) is not installed"
-)
-
-
-def runner(tasks, command, sandbox=None, output_kib=64):
-    words = split_command(command)
-    sandboxes = Sandboxes(sandbox or Sandbox(), tasks, words, Agent(command=command), Rollout())
-    limits = {"memory_mib": None, "output_kib": output_kib, "max_reward": 10.0}
-    return CommandAgents(words, model="policy", sandboxes=sandboxes, **limits)
-
-
-def start(agents, tasks, task_id, split, on_end, access=ACCESS):
-    data = tasks.data(task_id, split)
-    return agents.start(AgentTask(task_id, split, data, 0, 0, 4), access, on_end)
-
-
-def outcomes(tasks, command, sandbox=None, access=ACCESS, output_kib=64):
-    """What an agent came to in each task, all of which run at once."""
-    agents, ended = runner(tasks, command, sandbox, output_kib), queue.SimpleQueue()
-    listed = [(split, task_id) for split in tasks.count for task_id in tasks.task_ids(split)]
-    for split, task_id in listed:
-        start(agents, tasks, task_id, split, lambda r, t=task_id: ended.put((t, r)), access)
-    found = dict(ended.get(timeout=120) for _ in listed)
-    agents.close()
-    return found
-
-
-def write_task(folder, tests="echo 1 > /logs/verifier/reward.txt", settings="", docker=""):
-    """A task whose verifier is a program of the shell."""
-    files = {
-        "task.toml": settings,
-        "instruction.md": "Do it.\n",
-        "environment/Dockerfile": f"FROM scratch\nWORKDIR /app\n{docker}\n",
-        "tests/test.sh": tests,
-    }
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
+pytestmark = needs_bubblewrap
 
 
 def outcome(tmp_path, program, sandbox=None, access=ACCESS, output_kib=64, **task):
@@ -272,7 +229,7 @@ def sleepers(seconds):
 TRAINER = """
 import queue, sys
 sys.path[:] = {path!r}
-from test_sandboxes import runner, start
+from sandbox_cases import runner, start
 from seeupo_jax.tasks.task_folders import TaskFolders
 from pathlib import Path
 tasks = TaskFolders(Path({tasks!r}), local=True)
@@ -298,8 +255,7 @@ def test_everything_in_a_sandbox_ends_with_the_episode_and_with_a_killed_trainer
         wait_for(lambda: not sleepers(seconds))
         agents.close()
         return
-    path = [str(Path(__file__).parent), *sys.path]
-    program = TRAINER.format(path=path, tasks=str(tmp_path / "tasks"), command=command)
+    program = TRAINER.format(path=sys.path, tasks=str(tmp_path / "tasks"), command=command)
     trainer = subprocess.Popen([sys.executable, "-c", program])
     wait_for(lambda: len(sleepers(seconds)) == 2)
     trainer.kill()
