@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+# How long a program waits for an answer: the policy's time is not limited.
+PATIENCE_MS = 86_400_000
+
 
 @dataclass(frozen=True)
 class PolicyAccess:

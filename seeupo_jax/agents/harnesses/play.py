@@ -16,10 +16,11 @@ from seeupo_jax.agents.harnesses.harness import PolicyAccess
 from seeupo_jax.agents.harnesses.harness_task import HarnessTask, read_harness_task, write_files
 from seeupo_jax.agents.harnesses.table import HARNESSES
 
-# Variables by which a harness would reach another model, or find settings of the user.
+# Variables by which a harness would reach another model, or find settings of the user or the place
+# of the result.
 _REMOVED = (
     *("ANTHROPIC_", "CLAUDE", "CODEX_", "LITELLM_", "MSWEA_", "OPENAI_", "OPENCODE", "QWEN_"),
-    "XDG_",
+    *("SEEUPO_", "XDG_"),
 )
 _SHOWN = 1000  # characters of a check's output in the result
 
@@ -31,7 +32,9 @@ def main() -> None:
     the run was started, and the words of the program.
     """
     name, max_context, max_answer, start, *program = sys.argv[1:]
-    task = read_harness_task(json.loads(Path(os.environ["SEEUPO_TASK"]).read_bytes())["data"])
+    file = Path(os.environ["SEEUPO_TASK"])
+    task = read_harness_task(json.loads(file.read_bytes())["data"])
+    file.unlink()  # it has the check, which the policy could read
     access = PolicyAccess(
         os.environ["OPENAI_BASE_URL"],
         os.environ["OPENAI_API_KEY"],
@@ -39,7 +42,7 @@ def main() -> None:
         int(max_context),
         int(max_answer),
     )
-    work, home = Path.cwd(), Path(os.environ["SEEUPO_TASK"]).parent / "home"
+    work, home = Path.cwd(), file.parent / "home"
     task.prepare(work, Path(start))
     launch = HARNESSES[name].launch(task.instruction, access, home)
     home.mkdir()

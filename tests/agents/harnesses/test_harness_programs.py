@@ -32,7 +32,11 @@ SHELLS = {
     "opencode": ("bash", "command", {"description": "Works."}),
     "qwen_code": ("run_shell_command", "command", {"is_background": False}),
 }
-COMMANDS = ("cat a.txt", "printf '2\\n' > b.txt && mv b.txt a.txt", "sleep 1000 & cat a.txt")
+COMMANDS = (
+    "cat a.txt",
+    "printf '2\\n' > b.txt && mv b.txt a.txt",
+    "sleep 1000 > log 2>&1 & cat a.txt",
+)
 LAST = {"mini_swe_agent": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}  # instead of an answer
 TASK = {
     "task_id": "two",
@@ -44,12 +48,13 @@ TASK = {
 
 
 class Scripted:
-    """An engine that runs the commands one after the other and then says that it is done."""
+    """An engine that makes the calls one after the other and then says that it is done."""
 
     concurrency, poll_interval_s, busy, shard_owners = 1, None, False, (0,)
 
-    def __init__(self, tokenizer, harness):
-        self._tokenizer, self._harness, self.said = tokenizer, harness, []
+    def __init__(self, tokenizer, harness, calls):
+        self._tokenizer, self._calls, self.said = tokenizer, calls, []
+        self._shell = SHELLS[harness][0]
 
     def begin(self, params, **numbers):
         self._open = []
@@ -65,12 +70,10 @@ class Scripted:
         return [self._say(turn) for turn in turns] if unfinished else None
 
     def _say(self, turn):
-        name, argument, others = SHELLS[self._harness]
-        last = [LAST[self._harness]] if self._harness in LAST else []
-        commands = [*COMMANDS, *last]
         text = "It says 2 now."
-        if name in {tool["name"] for tool in turn.tools} and turn.turn < len(commands):
-            text = "Next.\n" + render_hermes(name, **{argument: commands[turn.turn]}, **others)
+        if self._shell in {tool["name"] for tool in turn.tools} and turn.turn < len(self._calls):
+            name, arguments = self._calls[turn.turn]
+            text = "Next.\n" + render_hermes(name, **arguments)
         tokens = self._tokenizer.action(text)
         self.said.append(list(tokens))
         return Action(turn.key, tokens, [-0.25] * len(tokens))
@@ -85,12 +88,17 @@ class Scripted:
         return {}
 
 
-def play(harness, folder, monkeypatch):
+def calls_of(harness):
+    """The calls that run the commands."""
+    name, argument, others = SHELLS[harness]
+    commands = [*COMMANDS, *([LAST[harness]] if harness in LAST else [])]
+    return [(name, {argument: command, **others}) for command in commands]
+
+
+def play(harness, folder, monkeypatch, calls):
     """The trajectory of the task's episode, and what the policy said."""
     if not any((each / HARNESSES[harness].program).exists() for each in FOLDERS):
-        pytest.skip(
-            f"{HARNESSES[harness].program} is not set up: sh third_party/harnesses/setup.sh"
-        )
+        pytest.skip(f"{HARNESSES[harness].program} is not set up: make harnesses")
     path = os.pathsep.join([*map(str, FOLDERS), os.environ["PATH"]])
     monkeypatch.setenv("PATH", path)
     (folder / "tasks.jsonl").write_text(json.dumps(TASK))
@@ -99,7 +107,7 @@ def play(harness, folder, monkeypatch):
     config = from_dict({"agent": agent, "rollout": limits})
     check_host(config)
     tokenizer = read_tokenizer("package:order_desk", config.chat)
-    engine, tasks, scorer = Scripted(tokenizer, harness), find_tasks(config), make_scorer(())
+    engine, tasks, scorer = Scripted(tokenizer, harness, calls), find_tasks(config), make_scorer(())
     host = build_host(config, engine, tasks, tokenizer, print)
     worker = RolloutWorker(engine, host, tokenizer, config.env, config.rollout, rewards=scorer)
     requests = group_requests(list_tasks(tasks, "train"), 1, 1)
@@ -112,15 +120,15 @@ def play(harness, folder, monkeypatch):
     return trajectory, engine.said
 
 
-def processes_of(harness):
-    """The processes that have a variable of an episode of this test."""
+def of_episodes():
+    """The processes whose variables name an episode's folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             variables = (process / "environ").read_bytes()
         except OSError:
             continue
-        if b"SEEUPO_TASK=" in variables and int(process.name) != os.getpid():
+        if b"/seeupo-agent-" in variables:
             found.append((process / "cmdline").read_bytes())
     return found
 
@@ -128,12 +136,25 @@ def processes_of(harness):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("harness", sorted(HARNESSES))
 def test_an_episode_is_one_segment_of_the_sampled_tokens(harness, tmp_path, monkeypatch):
-    before = processes_of(harness)
-    trajectory, said = play(harness, tmp_path, monkeypatch)
+    before = of_episodes()
+    trajectory, said = play(harness, tmp_path, monkeypatch, calls_of(harness))
     assert not trajectory.failed, trajectory.info
     assert (trajectory.reward, trajectory.stop) == (1.0, "done")
     assert trajectory.turns == len(said) == 4 and trajectory.info["refused_calls"] == 0
     (segment,) = trajectory.segments
     for turn, tokens in enumerate(said):
         assert segment.tokens_L[segment.turn_L == turn].tolist() == tokens
-    assert [each for each in processes_of(harness) if each not in before] == []
+    assert [each for each in of_episodes() if each not in before] == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("search, segments", [("true", 2), ("false", 1)])
+def test_claude_code_adds_tools_on_demand_or_has_them_from_the_start(
+    search, segments, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("ENABLE_TOOL_SEARCH", search)
+    find = ("ToolSearch", {"query": "select:WebFetch", "max_results": 5})
+    first, *others = calls_of("claude_code")
+    trajectory, said = play("claude_code", tmp_path, monkeypatch, [first, find, *others])
+    assert (trajectory.reward, trajectory.turns, len(said)) == (1.0, 5, 5)
+    assert len(trajectory.segments) == segments
