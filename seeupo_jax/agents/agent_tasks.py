@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from seeupo_jax import envs
-from seeupo_jax.agents.harnesses.harness_task import read_harness_task
+from seeupo_jax.agents.harnesses.harness_task import check_harness_task
 from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import (
@@ -68,7 +68,7 @@ def find_tasks(config: Config) -> AgentTasks:
     if config.tasks is not None:
         return TaskFolders(find_folder(config.tasks), local=config.sandbox.runtime == "local")
     if agent.tasks is not None:
-        check = None if agent.harness is None else read_harness_task
+        check = None if agent.harness is None else check_harness_task
         return _read_tasks(Path(agent.tasks), check)
     task_ids = None if agent.name is None else attribute_beside(agent.name, "task_ids")
     if task_ids is not None:
@@ -87,6 +87,18 @@ def misspelt_functions(agent: Agent) -> dict[str, str]:
     """Maps functions in the agent's module to task functions whose names they resemble."""
     task_functions = ("task_ids", "labels", "reference")
     return {} if agent.name is None else near_misses(functions_beside(agent.name), task_functions)
+
+
+def task_folders(agent: Agent) -> list[str]:
+    """The folders that the tasks of a harness name, each once; empty if they cannot be read."""
+    if agent.harness is None or agent.tasks is None:
+        return []
+    try:
+        records = open_records(agent.tasks, _FIELD, TRAIN, row_form=_ALLOWED)
+        folders = [records[number].get("folder") for number in range(len(records))]
+    except ValueError:  # `find_tasks` says what is wrong
+        return []
+    return sorted({folder for folder in folders if isinstance(folder, str) and folder})
 
 
 def describe_tasks(config: Config) -> str:

@@ -19,7 +19,8 @@ from typing import Any
 import jax
 
 import seeupo_jax
-from seeupo_jax.cli.file_digests import file_digest, file_digests, model_digests
+from seeupo_jax.agents.agent_tasks import task_folders
+from seeupo_jax.cli.file_digests import file_digest, file_digests, folder_digest, model_digests
 from seeupo_jax.cli.user_sources import code_digests, named_code
 from seeupo_jax.configuration.config_file import PACKAGE, code_of
 from seeupo_jax.configuration.loading import to_dict
@@ -69,6 +70,8 @@ def host_settings(config: Config, config_file: str | None = None) -> dict[str, s
     found |= _jax_settings()
     found |= {f"config.{name}": json.dumps(x, sort_keys=True) for name, x in values.items()}
     found |= _files(values, environments)
+    for folder in task_folders(config.agent):
+        found[f"folder {folder} of config.agent.tasks"] = folder_digest(Path(folder))
     code = {} if config_file is None else {"--config": code_of(config_file)}
     for field, name in (code | dict(_codes(values))).items():
         found |= {f"{what}, for {field}": x for what, x in code_digests(name).items()}
@@ -130,10 +133,9 @@ def _files(
         if _is_script(Path(place)):
             found[f"file {place} of config.agent.command"] = file_digest(place)
     if values["tasks"] is not None:
-        place = find_folder(values["tasks"])
-        files = [file for file in sorted(place.rglob("*")) if file.is_file()]
-        for file, digest in file_digests(place, files).items():
-            found[f"file {file} of config.tasks={values['tasks']}"] = digest
+        found[f"folder of config.tasks={values['tasks']}"] = folder_digest(
+            find_folder(values["tasks"])
+        )
     for name, options in environments:
         folder = options.get(_TASK_FOLDERS.get(name))
         if isinstance(folder, str):

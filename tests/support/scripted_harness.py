@@ -33,20 +33,25 @@ LAST = {"mini_swe_agent": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}  # inste
 def set_up(harness, monkeypatch):
     """Finds a harness's real program; without it the test is skipped."""
     if not any((each / HARNESSES[harness].program).exists() for each in FOLDERS):
-        pytest.skip(
-            f"{HARNESSES[harness].program} is not set up: sh third_party/harnesses/setup.sh"
-        )
+        pytest.skip(f"{HARNESSES[harness].program} is not set up: make harnesses")
     monkeypatch.setenv("PATH", os.pathsep.join([*map(str, FOLDERS), os.environ["PATH"]]))
 
 
+def calls_of(harness, commands):
+    """The calls that run the commands."""
+    name, argument, others = SHELLS[harness]
+    commands = [*commands, *([LAST[harness]] if harness in LAST else [])]
+    return [(name, {argument: command, **others}) for command in commands]
+
+
 class Scripted:
-    """An engine that runs the commands one after the other and then says that it is done."""
+    """An engine that makes the calls one after the other and then says that it is done."""
 
     concurrency, poll_interval_s, busy, shard_owners = 1, None, False, (0,)
 
-    def __init__(self, tokenizer, harness, commands):
-        self._tokenizer, self._harness, self.said = tokenizer, harness, []
-        self._commands = [*commands, *([LAST[harness]] if harness in LAST else [])]
+    def __init__(self, tokenizer, harness, calls):
+        self._tokenizer, self._calls, self.said = tokenizer, calls, []
+        self._shell = SHELLS[harness][0]
 
     def begin(self, params, **numbers):
         self._open = []
@@ -62,11 +67,10 @@ class Scripted:
         return [self._say(turn) for turn in turns] if unfinished else None
 
     def _say(self, turn):
-        name, argument, others = SHELLS[self._harness]
         text = "It is done."
-        if name in {tool["name"] for tool in turn.tools} and turn.turn < len(self._commands):
-            command = {argument: self._commands[turn.turn]}
-            text = "Next.\n" + render_hermes(name, **command, **others)
+        if self._shell in {tool["name"] for tool in turn.tools} and turn.turn < len(self._calls):
+            name, arguments = self._calls[turn.turn]
+            text = "Next.\n" + render_hermes(name, **arguments)
         tokens = self._tokenizer.action(text)
         self.said.append(list(tokens))
         return Action(turn.key, tokens, [-0.25] * len(tokens))
@@ -81,11 +85,11 @@ class Scripted:
         return {}
 
 
-def play(config, commands):
+def play(config, calls):
     """The trajectory of the only task's episode, and the tokens of each answer of the policy."""
     check_host(config)
     tokenizer = read_tokenizer("package:order_desk", config.chat)
-    engine = Scripted(tokenizer, config.agent.harness, commands)
+    engine = Scripted(tokenizer, config.agent.harness, calls)
     tasks, scorer = find_tasks(config), make_scorer(())
     host = build_host(config, engine, tasks, tokenizer, print)
     worker = RolloutWorker(engine, host, tokenizer, config.env, config.rollout, rewards=scorer)
@@ -108,14 +112,14 @@ def check_episode(trajectory, said, turns):
         assert segment.tokens_L[segment.turn_L == turn].tolist() == tokens
 
 
-def episode_processes():
-    """The command lines of processes that have a variable of an episode."""
+def of_episodes():
+    """The command lines of processes whose variables name an episode's folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             variables = (process / "environ").read_bytes()
         except OSError:
             continue
-        if b"SEEUPO_TASK=" in variables and int(process.name) != os.getpid():
+        if b"/seeupo-agent-" in variables:
             found.append((process / "cmdline").read_bytes())
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seeupo_jax.agents.harnesses.harness import Harness, Launch, PolicyAccess
+from seeupo_jax.agents.harnesses.harness import PATIENCE_MS, Harness, Launch, PolicyAccess
 
 
 def _launch(instruction: str, access: PolicyAccess, home: Path) -> Launch:
@@ -21,6 +21,11 @@ def _launch(instruction: str, access: PolicyAccess, home: Path) -> Launch:
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",  # telemetry, reports, updates
         "DISABLE_AUTOUPDATER": "1",
         "DISABLE_TELEMETRY": "1",
+        "API_TIMEOUT_MS": str(PATIENCE_MS),
+        "CLAUDE_STREAM_FIRST_BYTE_TIMEOUT_MS": str(PATIENCE_MS),
+        "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(PATIENCE_MS),
+        "API_FORCE_IDLE_TIMEOUT": "0",
+        "CLAUDE_CODE_MAX_RETRIES": "0",  # each repetition would be a turn
         "MAX_THINKING_TOKENS": "0",  # the chat template decides about thoughts
         "IS_SANDBOX": "1",  # else it refuses to act without questions as root
     }

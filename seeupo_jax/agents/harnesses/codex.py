@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from seeupo_jax.agents.harnesses.harness import Harness, Launch, PolicyAccess
+from seeupo_jax.agents.harnesses.harness import PATIENCE_MS, Harness, Launch, PolicyAccess
 
 # JSON's texts and numbers are TOML's. It retries nothing: each repetition would be a turn.
 _CONFIG = """\
@@ -26,6 +26,7 @@ env_key = "OPENAI_API_KEY"
 wire_api = "responses"
 request_max_retries = 0
 stream_max_retries = 0
+stream_idle_timeout_ms = {patience_ms}
 """
 
 
@@ -34,6 +35,7 @@ def _launch(instruction: str, access: PolicyAccess, home: Path) -> Launch:
         model=json.dumps(access.model),
         base_url=json.dumps(access.base_url),
         max_context=access.max_context,
+        patience_ms=PATIENCE_MS,
     )
     words = ("exec", "--skip-git-repo-check", "--ephemeral", "--", instruction)
     env = {"OPENAI_API_KEY": access.api_key, "CODEX_HOME": str(home / ".codex")}

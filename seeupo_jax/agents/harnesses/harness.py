@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+# How long a program waits for an answer: the policy's time is not limited.
+PATIENCE_MS = 86_400_000
+
 
 @dataclass(frozen=True)
 class PolicyAccess:
@@ -24,10 +27,11 @@ class PolicyAccess:
     max_answer: int
 
 
-# Variables by which a harness would reach another model, or find settings of the user.
+# Variables by which a harness would reach another model, or find settings of the user or the place
+# of the result.
 _REMOVED = (
     *("ANTHROPIC_", "CLAUDE", "CODEX_", "LITELLM_", "MSWEA_", "OPENAI_", "OPENCODE", "QWEN_"),
-    "XDG_",
+    *("SEEUPO_", "XDG_"),
 )
 
 

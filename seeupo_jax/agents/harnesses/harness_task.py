@@ -51,10 +51,23 @@ def read_harness_task(data: Mapping[str, Any] | None) -> HarnessTask:
     return HarnessTask(data["instruction"], data["check"], folder, **files)
 
 
+def check_harness_task(data: Mapping[str, Any]) -> None:
+    """Checks a task's data where the run is started.
+
+    Raises:
+      ValueError: as of `read_harness_task`, also if the task's folder is not there.
+    """
+    folder = read_harness_task(data).folder
+    if folder and not Path(folder).is_dir():
+        allowed = "a folder that is there, relative to the folder in which the run is started"
+        raise ValueError(f"folder: got {reprlib.repr(folder)}; allowed: {allowed}.")
+
+
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Writes texts to files by their relative paths."""
+    """Writes texts to new files by their relative paths; a link in the place of one is removed."""
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).unlink(missing_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seeupo_jax.agents.harnesses.harness import Harness, Launch, PolicyAccess
+from seeupo_jax.agents.harnesses.harness import PATIENCE_MS, Harness, Launch, PolicyAccess
 
 
 def _launch(instruction: str, access: PolicyAccess, home: Path) -> Launch:
@@ -16,6 +16,8 @@ def _launch(instruction: str, access: PolicyAccess, home: Path) -> Launch:
         "MSWEA_CONFIGURED": "true",  # else it asks questions
         "MSWEA_COST_TRACKING": "ignore_errors",  # the policy has no price
         "MSWEA_SILENT_STARTUP": "1",
+        "REQUEST_TIMEOUT": str(PATIENCE_MS // 1000),
+        "DEFAULT_MAX_RETRIES": "0",
         "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1",  # each repetition would be a turn
     }
     words = (

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seeupo_jax.agents.harnesses.harness import Harness, Launch, PolicyAccess, as_json
+from seeupo_jax.agents.harnesses.harness import PATIENCE_MS, Harness, Launch, PolicyAccess, as_json
 
 
 def _launch(instruction: str, access: PolicyAccess, home: Path) -> Launch:
     limit = {"context": access.max_context, "output": access.max_answer}
+    options = {
+        "baseURL": access.base_url,
+        "apiKey": "{env:OPENAI_API_KEY}",
+        **dict.fromkeys(("timeout", "headerTimeout", "chunkTimeout"), PATIENCE_MS),
+    }
     provider = {
         "npm": "@ai-sdk/openai-compatible",
-        "options": {"baseURL": access.base_url, "apiKey": "{env:OPENAI_API_KEY}"},
+        "options": options,
         "models": {access.model: {"limit": limit}},
     }
     name = f"policy/{access.model}"

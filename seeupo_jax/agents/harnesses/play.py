@@ -26,7 +26,9 @@ def main() -> None:
     the run was started, and the words of the program.
     """
     name, max_context, max_answer, start, *program = sys.argv[1:]
-    task = read_harness_task(json.loads(Path(os.environ["SEEUPO_TASK"]).read_bytes())["data"])
+    file = Path(os.environ["SEEUPO_TASK"])
+    task = read_harness_task(json.loads(file.read_bytes())["data"])
+    file.unlink()  # it has the check, which the policy could read
     access = PolicyAccess(
         os.environ["OPENAI_BASE_URL"],
         os.environ["OPENAI_API_KEY"],
@@ -34,7 +36,7 @@ def main() -> None:
         int(max_context),
         int(max_answer),
     )
-    work, home = Path.cwd(), Path(os.environ["SEEUPO_TASK"]).parent / "home"
+    work, home = Path.cwd(), file.parent / "home"
     task.prepare(work, Path(start))
     launch = HARNESSES[name].launch(task.instruction, access, home)
     home.mkdir()

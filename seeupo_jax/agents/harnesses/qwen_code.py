@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seeupo_jax.agents.harnesses.harness import Harness, Launch, PolicyAccess, as_json
+from seeupo_jax.agents.harnesses.harness import PATIENCE_MS, Harness, Launch, PolicyAccess, as_json
 
 
 def _launch(instruction: str, access: PolicyAccess, home: Path) -> Launch:
-    generation = {"contextWindowSize": access.max_context}
+    generation = {
+        "contextWindowSize": access.max_context,
+        "timeout": PATIENCE_MS,
+        "streamIdleTimeoutMs": 0,  # none
+        "streamMaxLifetimeMs": 0,
+        "maxRetries": 0,  # each repetition would be a turn
+    }
     settings = {
         "general": {"enableAutoUpdate": False},
         "privacy": {"usageStatisticsEnabled": False},

@@ -6,12 +6,16 @@ The policy is scripted; everything between it and the program is the run's own.
 import json
 
 import pytest
-from scripted_harness import check_episode, episode_processes, play, set_up
+from scripted_harness import calls_of, check_episode, of_episodes, play, set_up
 
 from seeupo_jax.agents.harnesses.table import HARNESSES
 from seeupo_jax.configuration.loading import from_dict
 
-COMMANDS = ("cat a.txt", "printf '2\\n' > b.txt && mv b.txt a.txt", "sleep 1000 & cat a.txt")
+COMMANDS = (
+    "cat a.txt",
+    "printf '2\\n' > b.txt && mv b.txt a.txt",
+    "sleep 1000 > log 2>&1 & cat a.txt",
+)
 TASK = {
     "task_id": "two",
     "instruction": "a.txt has to say 2.",
@@ -21,14 +25,33 @@ TASK = {
 }
 
 
+def episode(harness, folder, calls):
+    """The trajectory of the task's episode, and what the policy said."""
+    (folder / "tasks.jsonl").write_text(json.dumps(TASK))
+    agent = {"harness": harness, "tasks": str(folder / "tasks.jsonl"), "timeout_s": 900.0}
+    limits = {"max_turns": 8, "max_action_tokens": 2048, "max_context": 200_000}
+    return play(from_dict({"agent": agent, "rollout": limits}), calls)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("harness", sorted(HARNESSES))
 def test_an_episode_is_one_segment_of_the_sampled_tokens(harness, tmp_path, monkeypatch):
     set_up(harness, monkeypatch)
-    before = episode_processes()
-    (tmp_path / "tasks.jsonl").write_text(json.dumps(TASK))
-    agent = {"harness": harness, "tasks": str(tmp_path / "tasks.jsonl"), "timeout_s": 900.0}
-    limits = {"max_turns": 8, "max_action_tokens": 2048, "max_context": 200_000}
-    trajectory, said = play(from_dict({"agent": agent, "rollout": limits}), COMMANDS)
+    before = of_episodes()
+    trajectory, said = episode(harness, tmp_path, calls_of(harness, COMMANDS))
     check_episode(trajectory, said, turns=4)
-    assert [each for each in episode_processes() if each not in before] == []
+    assert [each for each in of_episodes() if each not in before] == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("search, segments", [("true", 2), ("false", 1)])
+def test_claude_code_adds_tools_on_demand_or_has_them_from_the_start(
+    search, segments, tmp_path, monkeypatch
+):
+    set_up("claude_code", monkeypatch)
+    monkeypatch.setenv("ENABLE_TOOL_SEARCH", search)
+    find = ("ToolSearch", {"query": "select:WebFetch", "max_results": 5})
+    first, *others = calls_of("claude_code", COMMANDS)
+    trajectory, said = episode("claude_code", tmp_path, [first, find, *others])
+    assert (trajectory.reward, trajectory.turns, len(said)) == (1.0, 5, 5)
+    assert len(trajectory.segments) == segments

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
 from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.agents.calls import Access, AgentTask
@@ -16,7 +17,8 @@ from seeupo_jax.agents.harnesses.harness_task import read_harness_task
 from seeupo_jax.agents.harnesses.table import HARNESSES
 from seeupo_jax.agents.runners.command_agents import CommandAgents, agent_words
 from seeupo_jax.configuration.agent_schema import HARNESS_NAMES, Agent
-from seeupo_jax.configuration.loading import from_dict
+from seeupo_jax.configuration.loading import from_dict, load_config
+from seeupo_jax.training.checks import check_config
 
 ACCESS = PolicyAccess("http://127.0.0.1:9/v1", "the-key", "policy", 4096, 512)
 HOME = Path("/home/of/the/episode")
@@ -98,6 +100,20 @@ def test_the_check_has_its_own_files_whatever_the_harness_wrote(program):
     assert ends(program, {"instruction": "echo exit 0 > check.sh"} | task).reward == 0.0
 
 
+def test_a_link_in_the_place_of_a_checks_file_is_not_followed(program, tmp_path):
+    other = tmp_path / "other"
+    other.write_text("as it was")
+    task = {"check": "grep -qx new check.sh", "check_files": {"check.sh": "new\n"}}
+    assert ends(program, {"instruction": f"ln -s {other} check.sh"} | task).reward == 1.0
+    assert other.read_text() == "as it was"
+
+
+def test_the_harness_finds_neither_the_check_nor_the_place_of_the_result(program):
+    task = TASK | {"instruction": "cp ../task.json . ; env | grep SEEUPO_ > env; ls -A > all"}
+    result = ends(program, task | {"check": "cat all env; false"})
+    assert result.info["check_output"] == "a.txt\nall\nenv\n"
+
+
 def test_a_folder_is_copied_and_stays_as_it_was(program, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "given" / "sub").mkdir(parents=True)
@@ -120,12 +136,56 @@ def test_settings_and_credentials_of_the_user_are_not_seen(program, tmp_path, mo
     assert (seen["ANTHROPIC_API_KEY"], seen["ANTHROPIC_MODEL"]) == ("the-key", "policy")
 
 
+EXAMPLES = ROOT / "docs" / "examples" / "agents"
+SOLUTIONS = {
+    "train/two": "echo 2 > a.txt",
+    "train/rename": "mv notes.md README.md",
+    "train/sort": "sort names.txt > sorted.txt",
+    "train/sum": """echo 'awk "{s += \\$1} END {print s}" numbers.txt' > total.sh""",
+    "test/count": "grep -c '' log.txt > count.txt",
+    "test/spelling": "sed -i s/colour/color/g text.txt",
+}
+TASKS = [json.loads(line) for line in (EXAMPLES / "harness_tasks.jsonl").open()]
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task["task_id"])
+def test_the_tasks_of_the_page_are_solved_by_work_and_by_nothing_else(program, task):
+    data = {name: x for name, x in task.items() if name not in ("task_id", "split")}
+    assert ends(program, data | {"instruction": SOLUTIONS[task["task_id"]]}).reward == 1.0
+    assert ends(program, data | {"instruction": "true"}).reward == 0.0
+
+
+PAGE = (ROOT / "docs" / "agents.md").read_text().partition("## Harnesses")[2].partition("\n## ")[0]
+RUNS = [
+    line for line in PAGE.replace("\\\n", " ").splitlines() if line.startswith("python -m seeupo")
+]
+
+
+@pytest.mark.parametrize("line", RUNS, ids=("mini_swe_agent", "claude_code"))
+def test_the_commands_of_the_page_pass_every_check(line, program, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    mini = program.parent / "mini"
+    mini.unlink(missing_ok=True)
+    mini.symlink_to(program)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    flags = dict(flag.removeprefix("--").split("=", 1) for flag in line.split()[3:])
+    file, model = flags.pop("config"), {"MODEL": "package:order_desk"}
+    fields = [
+        f"{name.removeprefix('config.')}={model.get(value, value)}"
+        for name, value in flags.items()
+        if name != "workdir"
+    ]
+    check_config(load_config(ROOT / file, fields))
+
+
 WRONG = {
     "instruction: got none; allowed: a text.": {"instruction": None},
     "check: got 3; allowed: a text.": {"check": 3},
     "files: got 'a'; allowed: texts by relative path.": {"files": "a"},
     "files: got '/etc/a': 'b'; allowed: texts by relative path.": {"files": {"/etc/a": "b"}},
     "check_files: got '../a'; allowed: paths without `..`.": {"check_files": {"../a": "b"}},
+    "folder: got 'lost'; allowed: a folder that is there, relative to the folder in which the run"
+    " is started.": {"folder": "lost"},
 }
 
 
