@@ -44,9 +44,9 @@ class Launch:
     files: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def variables(self, given: Mapping[str, str]) -> dict[str, str]:
-        """The program's environment: its own variables, and the given ones that do not lead it
-        elsewhere."""
-        return {name: x for name, x in given.items() if not name.startswith(_REMOVED)} | self.env
+        """The program's own variables, and those of `given` that do not lead it elsewhere."""
+        kept = {name: x for name, x in given.items() if not name.startswith(_REMOVED)}
+        return {**kept, **self.env}
 
 
 @dataclass(frozen=True)
