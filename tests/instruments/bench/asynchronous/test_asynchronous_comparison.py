@@ -28,6 +28,11 @@ def test_every_way_has_as_many_devices():
     assert ways["devices, lag 4"].fields == {"rollout.max_lag": 4, "rollout.devices": 4}
 
 
+def test_whole_batches_of_iterations_are_timed():
+    ways = asynchronous_comparison._ways(flags("--lags=1,4"))
+    assert [way.timed(6) for way in ways.values()] == [6, 6, 6, 10, 10]
+
+
 def test_an_iteration_takes_what_it_waits_and_what_it_sweeps():
     lines = [
         {"time/rollout_s": 3.0, "time/sweep_s": 1.0, "rollout/policy_lag_mean": 0.5},
