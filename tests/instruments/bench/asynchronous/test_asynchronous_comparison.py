@@ -1,6 +1,7 @@
 """`bench asynchronous`: ways to run with as many devices each, and environments that wait."""
 
 import json
+import types
 
 import pytest
 from process_cases import environment
@@ -49,7 +50,8 @@ def test_an_iteration_takes_what_it_waits_and_what_it_sweeps():
 
 def test_training_episodes_wait_as_their_seed_says(monkeypatch):
     slept = []
-    monkeypatch.setattr(slow_desk.time, "sleep", slept.append)
+    # Its own `time`: threads of other tests sleep too.
+    monkeypatch.setattr(slow_desk, "time", types.SimpleNamespace(sleep=slept.append))
     desk = SlowDesk(seconds=30.0)
     totals = []
     for seed in range(400):
