@@ -36,7 +36,7 @@ help:
 	@echo "make bfcl         the same loop on the real BFCL v4 tasks (about 20 minutes)"
 	@echo "make test         the tests of the product (17 minutes on two slow cores)"
 	@echo "make test-all     every test: also instruments, other projects' packages, browsers, every seed"
-	@echo "make harnesses    the coding agents of config.agent.harness (1.9 GB; needs npm)"
+	@echo "make harnesses    the coding agents of config.agent.harness (2.1 GB; needs npm)"
 	@echo "make check        style, the rules of imports, and the tests of changed files (FILES='a.py b.py')"
 	@echo "make lint         ruff format, ruff check, pyright, shellcheck, and the site's links"
 	@echo "make docs         the documentation as a site, in site/"

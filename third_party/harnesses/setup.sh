@@ -10,7 +10,7 @@ folder=$(cd "$(dirname "$0")" && pwd)
 
 if ! cmp -s "$folder/package-lock.json" "$folder/node_modules/installed.json"; then
     echo "Setting up $folder/node_modules ..."
-    (cd "$folder" && npm ci --no-audit --no-fund --loglevel=error)
+    (cd "$folder" && npm install --no-save --no-audit --no-fund --loglevel=error)
     cp "$folder/package-lock.json" "$folder/node_modules/installed.json"
 fi
 if ! cmp -s "$folder/requirements.txt" "$folder/.venv/installed.txt"; then
