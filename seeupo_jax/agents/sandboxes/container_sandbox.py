@@ -125,6 +125,7 @@ class ContainerSandbox:
 
     def close(self) -> None:
         """Removes the container."""
+        self._run("kill", self._name)  # podman would first wait for 10 s
         self._run("rm", "--force", self._name)
         if self._container is not None:
             self._container.kill()

@@ -24,8 +24,10 @@ PYTHON, IMAGE = "/usr/bin/python3", "localhost/seeupo-test:1"
 PROGRAMS = "bash sh cat rm ls sed grep sort mkdir chmod cut wc head tr cmp awk mv cp sleep".split()
 PACKAGES = ("collections", "encodings", "importlib", "json", "lib-dynload", "re")
 TASKS = ("train/fix_sum", "test/find_addresses")
-# Of podman: without systemd, and without the right to choose among cgroups.
-PLAIN = """[engine]
+# Of podman: without systemd, and without the rights to choose among cgroups and to raise limits.
+PLAIN = """[containers]
+default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
+[engine]
 runtime = "runc"
 cgroup_manager = "cgroupfs"
 events_logger = "file"
@@ -157,15 +159,21 @@ queue.SimpleQueue().get()
 """
 
 
-def test_a_container_ends_with_a_killed_trainer(runtime, tasks, tmp_path):
+def test_the_processes_of_a_container_end_with_a_killed_trainer(runtime, tasks, tmp_path):
     before = containers(runtime)
     program = TRAINER.format(path=sys.path, tasks=str(tmp_path), runtime=runtime)
     trainer = subprocess.Popen([sys.executable, "-c", program])
     wait_for(lambda: containers(runtime) - before)
     (name,) = containers(runtime) - before
     wait_for(lambda: b"1000" in subprocess.run([runtime, "top", name], capture_output=True).stdout)
+    words = [runtime, "inspect", "--format", "{{.State.Pid}}", name]
+    first = int(subprocess.run(words, capture_output=True, check=True).stdout)
+    assert Path(f"/proc/{first}").exists()
     trainer.kill()
     trainer.wait()
+    wait_for(lambda: not Path(f"/proc/{first}").exists())  # and with it its namespace
+    if runtime == "podman":  # no daemon is left that would remove its record
+        subprocess.run([runtime, "rm", "--force", name], capture_output=True, check=True)
     wait_for(lambda: containers(runtime) == before)
 
 
