@@ -210,7 +210,8 @@ def test_a_run_resumes_with_the_same_task_folders_whichever_runtime_isolates_the
         "config.tasks: got": first | {"tasks": "harbor:b"},
         "config.sandbox.memory_mib: got 9": first | {"sandbox": {"memory_mib": 9}},
         "config.sandbox.solution: got True": first | {"sandbox": {"solution": True}},
-        "config.agent.harness: got 'codex'": first | {"agent": {"command": "sh a", "harness": "codex"}},
+        "config.agent.harness: got 'codex'": first
+        | {"agent": {"command": "sh a", "harness": "codex"}},
     }
     for sentence, other in refused.items():
         with pytest.raises(ValueError, match=f"{sentence}.*Choose a new workdir"):

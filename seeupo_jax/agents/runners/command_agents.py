@@ -23,7 +23,7 @@ from seeupo_jax.agents.runners.agent_results import check_result
 from seeupo_jax.agents.runners.command_processes import RESULT, AgentExit
 from seeupo_jax.agents.sandboxes.sandboxes import Sandboxes, read_outcome
 from seeupo_jax.configuration.agent_schema import Agent
-from seeupo_jax.envs.transport.processes import end, python_command, signal_name, supervised
+from seeupo_jax.envs.transport.processes import describe_exit, end, python_command, supervised
 from seeupo_jax.envs.validation import ProtocolError
 
 _KIB, _MIB = 2**10, 2**20
@@ -165,8 +165,11 @@ class CommandAgents:
         if end.result_bytes > RESULT:
             got = f"the agent's result: got more than {RESULT} bytes; allowed: at most that many."
             return _failed("result", got)
-        if end.result is not None and self._sandboxes is not None:
+        if self._sandboxes is not None and end.result is not None:
             return read_outcome(end.result, printed, self._max_reward)
+        if self._sandboxes is not None:  # the driver always writes one
+            reason = f"the task's sandbox: its driver ended with {describe_exit(end.code)}{tail}"
+            return AgentFailure("env_error", reason, "sandbox")
         if end.result is not None:
             return self._read_result(end.result, printed)
         no_memory = self._memory_mib is not None and _NO_MEMORY.search(end.output)
@@ -174,8 +177,7 @@ class CommandAgents:
             limit = f"{self._memory_mib} MiB (config.agent.memory_mib)"
             return _failed("memory", f"it got no more memory than {limit}{tail}")
         if end.code < 0:
-            name = f"signal {-end.code} ({signal_name(-end.code)})"
-            return _failed("crash", f"it was ended by {name}{tail}")
+            return _failed("crash", f"it was ended by {describe_exit(end.code)}{tail}")
         if end.code == 0:
             return AgentResult(1.0, 1.0, info=printed)
         failure = _failed("exit", f"it ended with exit code {end.code}{tail}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -21,20 +22,7 @@ from typing import IO
 from seeupo_jax.agents.sandboxes.sandbox_plan import ENTRY, PORT, PRIVATE, SandboxError, SandboxPlan
 
 PROGRAM = "bwrap"
-_FOLDERS = (
-    "dev",
-    "etc",
-    "home",
-    "logs",
-    "mnt",
-    "opt",
-    "proc",
-    "root",
-    "srv",
-    "tmp",
-    "usr",
-    "var/tmp",
-)
+_FOLDERS = "dev etc home logs mnt opt proc root srv tmp usr var/tmp".split()
 _LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")  # into /usr, or folders of the machine
 # Of the machine's /etc: what programs of /usr need.
 _ETC = ("alternatives", "ca-certificates", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime")
@@ -45,6 +33,7 @@ _WRITTEN = {
     "hosts": "127.0.0.1 localhost sandbox\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
+_MEMORY = re.compile(rb"^Rss(?:Anon|Shmem):\s*(\d+) kB", re.MULTILINE)  # of /proc/PID/status
 _INTERPRETERS = 5  # at most, each of the one before: Linux starts no more
 _END_S = 10.0  # for a namespace to end after its first process was killed
 
@@ -220,20 +209,22 @@ class LocalSandbox:
         return argv
 
     def usage(self) -> tuple[int, float]:
-        """Processes and threads of the running sandbox, and their memory in MiB."""
-        count, pages, pids = 0, 0, [] if self._init is None else [self._pid]
+        """Processes and threads of the running sandbox, and their memory in MiB.
+
+        Memory that several processes share counts in each; files that are in memory do not count.
+        """
+        count, kib, pids = 0, 0, [] if self._init is None else [self._pid]
         while pids:
             folder = f"/proc/{pids.pop()}"
             with contextlib.suppress(OSError, ValueError):  # it has ended
+                with open(f"{folder}/status", "rb") as file:
+                    kib += sum(int(number) for number in _MEMORY.findall(file.read()))
                 threads = os.listdir(f"{folder}/task")
                 count += len(threads)
-                with open(f"{folder}/statm", "rb") as file:
-                    _, resident, shared, *_ = map(int, file.read().split())
-                pages += resident - shared
                 for thread in threads:
                     with open(f"{folder}/task/{thread}/children", "rb") as file:
                         pids += map(int, file.read().split())
-        return count - 1, pages * os.sysconf("SC_PAGE_SIZE") / 2**20  # bubblewrap's own is none
+        return count - 1, kib / 1024  # bubblewrap's own is none
 
     def stop(self) -> None:
         """Kills all processes of the running sandbox."""

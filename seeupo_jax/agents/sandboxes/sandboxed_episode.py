@@ -2,7 +2,8 @@
 
 It is the command that the runner of commands starts, so that its output, its end and all that it
 has started are treated as an agent's. Its result file has either `result`, the fields of
-`AgentResult`, and `code`, the agent's exit code; or `failure`, a cause and a sentence.
+`AgentResult`, `code`, the agent's exit code, and `limit`, which ended the agent if it is not empty;
+or `failure`, a cause and a sentence.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from seeupo_jax.agents.sandboxes.endpoint_relay import EndpointRelay
 from seeupo_jax.agents.sandboxes.local_sandbox import LocalSandbox
 from seeupo_jax.agents.sandboxes.reward_files import RewardError, read_reward
 from seeupo_jax.agents.sandboxes.sandbox_plan import VARIABLE, SandboxError, SandboxPlan
+from seeupo_jax.envs.transport.processes import describe_exit
 
 SANDBOXES = {"local": LocalSandbox, "docker": ContainerSandbox, "podman": ContainerSandbox}
 _POLL_S = 0.1  # between two looks at memory and processes
@@ -54,7 +56,7 @@ def _play(sandbox: Sandbox, plan: SandboxPlan, folder: Path, words: list[str]) -
     shutil.copyfile(folder / "task.json", sandbox.private / "task.json")
     EndpointRelay(sandbox.private / "endpoint.sock", plan.endpoint)
     agent = _start_agent(sandbox, plan, folder, words)
-    ended = _wait(sandbox, plan, agent, plan.agent_timeout_s)
+    limit = _wait(sandbox, plan, agent, plan.agent_timeout_s)
     code = agent.wait()
     printed = folder / "verifier_output.txt"
     with printed.open("wb") as output:
@@ -67,10 +69,11 @@ def _play(sandbox: Sandbox, plan: SandboxPlan, folder: Path, words: list[str]) -
     try:
         found = read_reward(sandbox.logs / "verifier")
     except RewardError as error:
-        code = verifier.wait()
-        raise RewardError(f"{error}; it ended with exit code {code}{said}") from None
-    info = {"agent_limit": ended} if ended else {}
-    return {"result": {**found, "info": info}, "code": 0 if ended else code}
+        raise RewardError(
+            f"{error}; it ended with {describe_exit(verifier.wait())}{said}"
+        ) from None
+    info = {"agent_limit": limit} if limit else {}
+    return {"result": {**found, "info": info}, "code": code, "limit": limit}
 
 
 def _start_agent(

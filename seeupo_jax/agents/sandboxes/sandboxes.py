@@ -20,7 +20,7 @@ from seeupo_jax.agents.sandboxes.sandbox_plan import PORT, PRIVATE, VARIABLE, Sa
 from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.sandbox_schema import Sandbox
 from seeupo_jax.configuration.schema import Rollout
-from seeupo_jax.envs.transport.processes import python_command, signal_name
+from seeupo_jax.envs.transport.processes import describe_exit, python_command
 from seeupo_jax.envs.validation import ProtocolError
 from seeupo_jax.tasks.task_folders import TaskFolder, TaskFolders
 
@@ -130,12 +130,14 @@ def read_outcome(
     except ProtocolError as error:
         reason = str(error).replace("the agent's result", "the task's verifier")
         return AgentFailure("env_error", reason, "verifier")
-    code = outcome["code"]
-    if code == 0:
+    code, limit = outcome["code"], outcome["limit"]
+    if code == 0 and not limit:
         return result
-    ended = f"exit code {code}" if code > 0 else f"signal {-code} ({signal_name(-code)})"
     said = f"; it printed: {info['output']}" if info.get("output") else ""
-    reason = f"the agent's command: it ended with {ended}{said}"
+    if limit:
+        reason = f"the agent's command: it was ended by its limit of {limit}{said}"
+        return AgentFailure("env_error", reason, "limit", answered=result)
+    reason = f"the agent's command: it ended with {describe_exit(code)}{said}"
     return AgentFailure("env_error", reason, "exit" if code > 0 else "crash", answered=result)
 
 

@@ -122,15 +122,26 @@ LIMITS = {
     ),
 }
 
+SHARE = "import mmap, time; m = mmap.mmap(-1, 2 * 10**8)"
+SHARE += "; [m.write(bytes(10**6)) for _ in range(200)]; time.sleep(60)"
+
+
+def test_shared_memory_counts(tmp_path):
+    program = f'exec {sys.executable} -c "{SHARE}"'
+    sandbox = Sandbox(memory_mib=100, visible=(sys.prefix, sys.base_prefix))
+    found = outcome(tmp_path, program, sandbox=sandbox)
+    assert isinstance(found, AgentFailure) and "its limit of memory" in found.reason, found
+
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_an_agent_beyond_a_limit_is_ended_and_what_it_left_is_verified(tmp_path, limit):
     program, options = LIMITS[limit]
     began = time.monotonic()
-    result = outcome(tmp_path, f"touch kept; {program}", tests=_IF_KEPT, **options)
-    assert isinstance(result, AgentResult) and result.reward == 0.5, result
-    # An ordinary user's processes beyond the limit are refused, before they are counted.
-    assert result.info.get("agent_limit") == limit or (limit == "processes" and os.getuid())
+    found = outcome(tmp_path, f"touch kept; {program}", tests=_IF_KEPT, **options)
+    # It counts if the policy has answered a call.
+    assert isinstance(found, AgentFailure) and found.cause == "limit", found
+    assert f"it was ended by its limit of {limit}" in found.reason
+    assert (found.answered.reward, found.answered.info["agent_limit"]) == (0.5, limit)
     assert time.monotonic() - began < 50
 
 
