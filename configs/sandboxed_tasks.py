@@ -18,6 +18,7 @@ def get_config() -> ConfigDict:
     config.iterations = 1
     config.tasks = "harbor:package:sandboxed_tasks"
     config.agent = {"command": "python docs/examples/agents/shell_agent.py"}
+    config.sandbox = {"timeout_scale": 10.0}  # a CPU samples slowly
     config.model = {
         "path": third_party("models/SmolLM2-135M-Instruct.Q4_1.gguf"),
         "dtype": "float32",  # faster than bfloat16 on a CPU
