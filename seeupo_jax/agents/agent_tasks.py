@@ -89,18 +89,6 @@ def misspelt_functions(agent: Agent) -> dict[str, str]:
     return {} if agent.name is None else near_misses(functions_beside(agent.name), task_functions)
 
 
-def task_folders(agent: Agent) -> list[str]:
-    """The folders that the tasks of a harness name, each once; empty if they cannot be read."""
-    if agent.harness is None or agent.tasks is None:
-        return []
-    try:
-        records = open_records(agent.tasks, _FIELD, TRAIN, row_form=_ALLOWED)
-        folders = [records[number].get("folder") for number in range(len(records))]
-    except ValueError:  # `find_tasks` says what is wrong
-        return []
-    return sorted({folder for folder in folders if isinstance(folder, str) and folder})
-
-
 def describe_tasks(config: Config) -> str:
     """Describes the place where `find_tasks` finds the tasks."""
     agent = config.agent

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.configuration.sandbox_schema import TASK_FOLDERS
 from seeupo_jax.configuration.user_code import expand_home
 from seeupo_jax.tasks.dockerfiles import Container, read_dockerfile
 
@@ -29,7 +28,7 @@ _BUNDLED = "package:"  # prefix of a folder that ships with the package
 
 def find_folder(tasks: str) -> Path:
     """The folder of `config.tasks`, which is harbor:FOLDER or harbor:package:NAME."""
-    name = tasks.removeprefix(TASK_FOLDERS)
+    name = tasks.partition(":")[2]
     if name.startswith(_BUNDLED):
         return Path(__file__).parents[1] / "assets" / name.removeprefix(_BUNDLED)
     return expand_home(name)

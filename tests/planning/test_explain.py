@@ -624,7 +624,7 @@ def test_sandboxed_tasks_are_told_with_their_number_and_limits():
     assert source == "tasks: harbor:package:sandboxed_tasks"
     assert sandbox == (
         "7 train, 3 test; each episode in a sandbox (local): no network but the policy, the task's"
-        " memory, at most 256 processes, the task's time limits x 1"
+        " memory, at most 256 processes, the task's time limits x 10"
     )
     others = ["memory_mib=1024", "processes=64", "timeout_scale=2.5", "solution=True"]
     others += ["runtime=podman", 'visible=["/opt/agent"]']

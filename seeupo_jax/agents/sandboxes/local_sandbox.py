@@ -215,15 +215,9 @@ class LocalSandbox:
         """
         count, kib, pids = 0, 0, [] if self._init is None else [self._pid]
         while pids:
-            folder = f"/proc/{pids.pop()}"
-            with contextlib.suppress(OSError, ValueError):  # it has ended
-                with open(f"{folder}/status", "rb") as file:
-                    kib += sum(int(number) for number in _MEMORY.findall(file.read()))
-                threads = os.listdir(f"{folder}/task")
-                count += len(threads)
-                for thread in threads:
-                    with open(f"{folder}/task/{thread}/children", "rb") as file:
-                        pids += map(int, file.read().split())
+            threads, more_kib, children = _process(pids.pop())
+            count, kib = count + threads, kib + more_kib
+            pids += children
         return count - 1, kib / 1024  # bubblewrap's own is none
 
     def stop(self) -> None:
@@ -251,6 +245,17 @@ class LocalSandbox:
     def close(self) -> None:
         """Ends what still runs."""
         self.stop()
+
+
+def _process(pid: int) -> tuple[int, int, list[int]]:
+    """Threads, KiB of memory and children of a process; of one that has ended, what was read."""
+    threads, kib, children = list[str](), 0, list[int]()
+    with contextlib.suppress(OSError):
+        kib = sum(map(int, _MEMORY.findall(Path(f"/proc/{pid}/status").read_bytes())))
+        threads = os.listdir(f"/proc/{pid}/task")
+        for thread in threads:
+            children += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return len(threads), kib, children
 
 
 def remove(place: Path) -> None:
