@@ -93,6 +93,34 @@ def test_these_clients_are_recorded():
     assert CLIENTS == ["ai", "claude_code", "codex", "mini_swe_agent", "opencode", "qwen_code"]
 
 
+def test_what_codex_sends_in_longer_sessions_is_answered(endpoint):
+    """Custom tools, reasoning items, and server-side compaction, which the recorded steps lack."""
+    recorded = json.loads((RECORDED / "codex.json").read_text())
+    body = recorded["requests"][0]
+    patch = {"type": "custom_tool_call", "name": "apply_patch", "call_id": "c", "input": "*** Begin"}
+    body["input"] += [
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"},
+        patch | {"id": "ctc_1", "status": "completed"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "Done!"},
+    ]
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
+    body["tools"] += [
+        {"type": "custom", "name": "apply_patch", "description": "Patches.", "format": grammar},
+        {"type": "image_generation", "output_format": "png"},
+    ]
+    body["context_management"] = [{"type": "compaction", "compact_threshold": 200_000}]
+    session = ActingSession(ToolCall(**recorded["call"]))
+    access = endpoint.open_key(session, sampling=SamplingRules(1.0, ignore=True), unique_ids=True)
+    assert post(access, recorded["path"], body)
+    endpoint.close_key(access.api_key)
+    (call,) = session.calls
+    assert "apply_patch" in {tool["name"] for tool in call.tools}
+    assert sorted(session.params) == [
+        "tools[2] of type web_search",
+        "tools[4] of type image_generation",
+    ]
+
+
 # A tool's image as each API has it: what comes before it in the request, and the message itself.
 IMAGES = {
     "/v1/chat/completions": (
