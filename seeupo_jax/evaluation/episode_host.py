@@ -20,7 +20,7 @@ from seeupo_jax.agents.harnesses.table import HARNESSES
 from seeupo_jax.agents.openai_server import OpenAIServer
 from seeupo_jax.agents.runners.command_agents import CommandAgents, agent_words, program_words
 from seeupo_jax.agents.runners.function_agents import FunctionAgents, load_function, open_clients
-from seeupo_jax.agents.sandboxes.sandboxes import Sandboxes, check_runtime
+from seeupo_jax.agents.sandboxes.sandboxes import Sandboxes, check_sandboxes
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.role_schema import POLICY, role_names
 from seeupo_jax.configuration.schema import Config
@@ -64,7 +64,7 @@ def check_host(config: Config) -> None:
             open_clients()
         _ = load_function(agent) if agent.name is not None else _words(config)
         if config.tasks is not None and isinstance(tasks := find_tasks(config), TaskFolders):
-            check_runtime(config.sandbox, tasks)
+            check_sandboxes(config.sandbox, tasks, _words(config))
         return _warn_of_names(f"config.agent.name: {agent.name}", misspelt_functions(agent))
     for name, options in _parts(env.name, env.options):
         _check_own_limit(name, options, env.timeout_s)

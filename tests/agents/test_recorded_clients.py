@@ -97,7 +97,12 @@ def test_what_codex_sends_in_longer_sessions_is_answered(endpoint):
     """Custom tools, reasoning items, and server-side compaction, which the recorded steps lack."""
     recorded = json.loads((RECORDED / "codex.json").read_text())
     body = recorded["requests"][0]
-    patch = {"type": "custom_tool_call", "name": "apply_patch", "call_id": "c", "input": "*** Begin"}
+    patch = {
+        "type": "custom_tool_call",
+        "name": "apply_patch",
+        "call_id": "c",
+        "input": "*** Begin",
+    }
     body["input"] += [
         {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"},
         patch | {"id": "ctc_1", "status": "completed"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -46,9 +47,7 @@ class Sandboxes:
         rollout: Rollout,
     ):
         self._sandbox, self._tasks, self._agent, self._rollout = sandbox, tasks, agent, rollout
-        local = sandbox.runtime == "local"
-        shown = [*(host_folders(words) if local else []), *sandbox.visible]
-        self._visible = list(dict.fromkeys(shown))
+        self._visible = _visible(sandbox, words)
         *program, paths = python_command("seeupo_jax.agents.sandboxes.sandboxed_episode")
         self.argv = [*program, *words, paths]
 
@@ -74,7 +73,7 @@ class Sandboxes:
         made = {} if container is None else dict(container.variables)
         own = {**made, **task.variables}
         if container is not None:  # a container has these of its image
-            own = {"PATH": self._path(), "HOME": "/root", "LANG": "C.UTF-8", **own}
+            own = {"PATH": _path(self._visible), "HOME": "/root", "LANG": "C.UTF-8", **own}
         told = {"SEEUPO_TASK": f"{PRIVATE}/task.json"}
         solved = task.solution_variables if sandbox.solution else {}
         copies = () if container is None else container.copies
@@ -105,11 +104,18 @@ class Sandboxes:
             visible=self._visible,
         )
 
-    def _path(self) -> str:
-        """The system's PATH, then the parts of this process's that a sandbox has too."""
-        own = [each for each in os.environ.get("PATH", "").split(os.pathsep) if each]
-        seen = [p for p in own if any(Path(p).is_relative_to(place) for place in self._visible)]
-        return os.pathsep.join([_PATH, *seen])
+
+def _visible(sandbox: Sandbox, words: Sequence[str]) -> list[str]:
+    """Paths of this machine that a sandbox has too."""
+    of_program = host_folders(words) if sandbox.runtime == "local" else []
+    return list(dict.fromkeys([*of_program, *sandbox.visible]))
+
+
+def _path(visible: Sequence[str]) -> str:
+    """The system's PATH, then the parts of this process's that a sandbox has too."""
+    own = [each for each in os.environ.get("PATH", "").split(os.pathsep) if each]
+    seen = [p for p in own if any(Path(p).is_relative_to(place) for place in visible)]
+    return os.pathsep.join([_PATH, *seen])
 
 
 def read_outcome(
@@ -141,11 +147,15 @@ def read_outcome(
     return AgentFailure("env_error", reason, "exit" if code > 0 else "crash", answered=result)
 
 
-def check_runtime(sandbox: Sandbox, tasks: TaskFolders) -> None:
-    """Checks that this machine has the program of `config.sandbox.runtime`, and that it works.
+def check_sandboxes(sandbox: Sandbox, tasks: TaskFolders, words: Sequence[str]) -> None:
+    """Checks that sandboxes can be made, and that they have the agent's program.
+
+    Args:
+      words: of the agent's program.
 
     Raises:
-      ValueError: it does not, or a path of `config.sandbox.visible` or a solution is missing.
+      ValueError: the runtime does not work here, or a path of `config.sandbox.visible`, a solution
+        or the program is missing.
     """
     for path in sandbox.visible:
         if not os.path.exists(path):
@@ -158,37 +168,53 @@ def check_runtime(sandbox: Sandbox, tasks: TaskFolders) -> None:
             f"config.sandbox.solution: got True with {missing[0]}, which has no solution/solve.sh;"
             " allowed: False, or a solution of each task."
         )
-    program = PROGRAM if sandbox.runtime == "local" else sandbox.runtime
-    if shutil.which(program) is None:
-        package = "bubblewrap" if sandbox.runtime == "local" else sandbox.runtime
+    _check_runtime(sandbox.runtime)
+    if sandbox.runtime == "local" and (failed := _failure_of_trial(sandbox, words)):
         raise ValueError(
-            f"config.sandbox.runtime: got {sandbox.runtime}, whose program {program} is not on the"
-            f" PATH; allowed: a runtime of this machine (Debian and Ubuntu: apt-get install"
-            f" {package})."
+            f"config.agent.command: got {words[0]}, which a sandbox does not have ({failed});"
+            " allowed: a program in /usr, one on the PATH in a folder bin, or one in a folder of"
+            " config.sandbox.visible that is on the PATH."
         )
-    with tempfile.TemporaryDirectory(prefix="seeupo-check-") as folder:
-        words = _trial(sandbox, Path(folder))
-        try:
-            done = subprocess.run(words, capture_output=True, timeout=_CHECK_S, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            failed = str(error)
-        else:
-            said = (done.stderr + done.stdout).decode(errors="replace").strip()[-300:]
-            failed = f"exit code {done.returncode}: {said}" if done.returncode else ""
+
+
+def _check_runtime(runtime: str) -> None:
+    program = PROGRAM if runtime == "local" else runtime
+    if shutil.which(program) is None:
+        package = "bubblewrap" if runtime == "local" else runtime
+        raise ValueError(
+            f"config.sandbox.runtime: got {runtime}, whose program {program} is not on the PATH;"
+            f" allowed: a runtime of this machine (Debian and Ubuntu: apt-get install {package})."
+        )
+    if runtime == "local":
+        failed = _failure_of_trial(Sandbox(), ["true"])
+    else:
+        failed = _failure([runtime, "version"])
     if failed:
         raise ValueError(
-            f"config.sandbox.runtime: got {sandbox.runtime}, with which no sandbox can be made here"
+            f"config.sandbox.runtime: got {runtime}, with which no sandbox can be made here"
             f" ({failed}); allowed: one that works on this machine."
         )
 
 
-def _trial(sandbox: Sandbox, folder: Path) -> list[str]:
-    if sandbox.runtime != "local":
-        return [sandbox.runtime, "version"]
-    (folder / "work").mkdir()
-    made = LocalSandbox(_EMPTY, folder)
-    made.prepare()
-    return [*made.command([], {"PATH": _PATH}), "--", "/usr/bin/env", "true"]
+def _failure_of_trial(sandbox: Sandbox, words: Sequence[str]) -> str:
+    """Why a sandbox of bubblewrap does not find a program; empty: it does."""
+    visible = _visible(sandbox, words)
+    with tempfile.TemporaryDirectory(prefix="seeupo-check-") as folder:
+        (Path(folder) / "work").mkdir()
+        made = LocalSandbox(dataclasses.replace(_EMPTY, visible=visible), Path(folder))
+        made.prepare()
+        find = ["sh", "-c", 'command -v -- "$1"', "sh", words[0]]
+        return _failure([*made.command([], {"PATH": _path(visible)}), "--", *find])
+
+
+def _failure(command: Sequence[str]) -> str:
+    """How a command fails; empty: it does not."""
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_CHECK_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    said = (done.stderr + done.stdout).decode(errors="replace").strip()[-300:]
+    return f"exit code {done.returncode}: {said}" if done.returncode else ""
 
 
 _EMPTY = SandboxPlan(

@@ -15,7 +15,7 @@ import pytest
 from sandbox_cases import outcomes
 
 from seeupo_jax.agents.calls import AgentFailure
-from seeupo_jax.agents.sandboxes.sandboxes import check_runtime
+from seeupo_jax.agents.sandboxes.sandboxes import check_sandboxes
 from seeupo_jax.configuration.sandbox_schema import Sandbox
 from seeupo_jax.tasks.task_folders import TaskFolders, find_folder
 
@@ -133,7 +133,7 @@ def containers(runtime):
 
 def test_solutions_solve_tasks_in_containers_and_nothing_is_left(runtime, tasks):
     before, sandbox = containers(runtime), Sandbox(runtime=runtime, solution=True)
-    check_runtime(sandbox, tasks)
+    check_sandboxes(sandbox, tasks, ["sh"])
     solved = outcomes(tasks, "bash /solution/solve.sh", sandbox)
     assert [getattr(result, "reward", result) for result in solved.values()] == [1.0, 1.0]
     looks = "ls /solution /tests; cat /proc/net/dev; (setsid sleep 1000 &); exit 3"

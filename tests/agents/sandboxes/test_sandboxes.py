@@ -14,7 +14,7 @@ from sandbox_cases import ACCESS, needs_bubblewrap, outcomes, runner, start, wri
 
 from seeupo_jax.agents.calls import AgentFailure, AgentResult
 from seeupo_jax.agents.sandboxes.local_sandbox import host_folders
-from seeupo_jax.agents.sandboxes.sandboxes import check_runtime
+from seeupo_jax.agents.sandboxes.sandboxes import check_sandboxes
 from seeupo_jax.configuration.sandbox_schema import Sandbox
 from seeupo_jax.tasks.task_folders import TaskFolders, find_folder
 
@@ -44,7 +44,7 @@ def bundled():
 def test_the_solution_of_each_bundled_task_solves_it_and_no_other_agent_does():
     tasks = bundled()
     assert sum(tasks.count.values()) == 10
-    check_runtime(Sandbox(solution=True), tasks)
+    check_sandboxes(Sandbox(solution=True), tasks, ["bash"])
     solved = outcomes(tasks, "bash /solution/solve.sh", Sandbox(solution=True))
     assert {name: result.reward for name, result in solved.items()} == dict.fromkeys(solved, 1.0)
     assert solved["find_addresses"].rewards == {"exact": 1.0}
@@ -307,21 +307,37 @@ def test_a_runtime_that_is_not_there_is_refused_by_name(tmp_path, monkeypatch):
     write_task(tmp_path / "tasks" / "one")
     tasks = TaskFolders(tmp_path / "tasks", local=True)
     with pytest.raises(ValueError, match="config.sandbox.visible: got /not/there"):
-        check_runtime(Sandbox(visible=("/not/there",)), tasks)
+        check_sandboxes(Sandbox(visible=("/not/there",)), tasks, ["sh"])
     with pytest.raises(ValueError, match="config.sandbox.solution: got True with .*/one"):
-        check_runtime(Sandbox(solution=True), tasks)
+        check_sandboxes(Sandbox(solution=True), tasks, ["sh"])
     broken = tmp_path / "bin" / "bwrap"
     broken.parent.mkdir()
     broken.write_text("#!/bin/sh\necho no namespaces here >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", f"{broken.parent}:/usr/bin:/bin")
     with pytest.raises(ValueError, match="got local, with which .*exit code 1: no namespaces here"):
-        check_runtime(Sandbox(), tasks)
+        check_sandboxes(Sandbox(), tasks, ["sh"])
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match="got local, whose program bwrap is not on the PATH"):
-        check_runtime(Sandbox(), tasks)
+        check_sandboxes(Sandbox(), tasks, ["sh"])
     with pytest.raises(ValueError, match="got podman, whose program podman is not on the PATH"):
-        check_runtime(Sandbox(runtime="podman"), tasks)
+        check_sandboxes(Sandbox(runtime="podman"), tasks, ["sh"])
+
+
+def test_a_program_that_a_sandbox_does_not_have_is_refused_by_name(tmp_path, monkeypatch):
+    """Such as a shim, which starts a program of another folder."""
+    write_task(tmp_path / "tasks" / "one")
+    programs(tmp_path, **{"shims/tool": "#!/bin/sh\n", "bin/tool": "#!/bin/sh\n"})
+    tasks = TaskFolders(tmp_path / "tasks", local=True)
+    monkeypatch.setenv("PATH", f"{tmp_path}/shims", prepend=os.pathsep)
+    with pytest.raises(
+        ValueError, match="config.agent.command: got tool, which a sandbox does not"
+    ):
+        check_sandboxes(Sandbox(), tasks, ["tool"])
+    check_sandboxes(Sandbox(visible=(f"{tmp_path}/shims",)), tasks, ["tool"])
+    check_sandboxes(Sandbox(), tasks, [f"{tmp_path}/shims/tool"])
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=os.pathsep)
+    check_sandboxes(Sandbox(), tasks, ["tool"])
 
 
 def programs(home, **files):
