@@ -20,7 +20,8 @@ from seeupo_jax.agents.harnesses.table import HARNESSES
 from seeupo_jax.agents.openai_server import OpenAIServer
 from seeupo_jax.agents.runners.command_agents import CommandAgents, agent_words, program_words
 from seeupo_jax.agents.runners.function_agents import FunctionAgents, load_function, open_clients
-from seeupo_jax.agents.sandboxes.sandboxes import Sandboxes, check_sandboxes
+from seeupo_jax.agents.sandboxes.sandbox_checks import check_sandboxes
+from seeupo_jax.agents.sandboxes.sandboxes import Sandboxes
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.role_schema import POLICY, role_names
 from seeupo_jax.configuration.schema import Config
@@ -64,7 +65,7 @@ def check_host(config: Config) -> None:
             open_clients()
         _ = load_function(agent) if agent.name is not None else _words(config)
         if config.tasks is not None and isinstance(tasks := find_tasks(config), TaskFolders):
-            check_sandboxes(config.sandbox, tasks, _words(config))
+            check_sandboxes(_sandboxes(config, tasks))
         return _warn_of_names(f"config.agent.name: {agent.name}", misspelt_functions(agent))
     for name, options in _parts(env.name, env.options):
         _check_own_limit(name, options, env.timeout_s)
@@ -414,7 +415,7 @@ def build_runner(config: Config, tasks: AgentTasks) -> Runner:
         return FunctionAgents(agent.name, load_function(agent), max_reward=most)
     words = _words(config)
     if isinstance(tasks, TaskFolders):
-        sandboxes = Sandboxes(config.sandbox, tasks, words, agent, config.rollout)
+        sandboxes = _sandboxes(config, tasks)
     return CommandAgents(
         words,
         model=MODEL,
@@ -423,6 +424,10 @@ def build_runner(config: Config, tasks: AgentTasks) -> Runner:
         max_reward=most,
         sandboxes=sandboxes,
     )
+
+
+def _sandboxes(config: Config, tasks: TaskFolders) -> Sandboxes:
+    return Sandboxes(config.sandbox, tasks, _words(config), config.agent, config.rollout)
 
 
 def _words(config: Config) -> list[str]:

@@ -7,6 +7,8 @@ import os
 import queue
 import shutil
 import subprocess
+import sys
+import time
 
 import pytest
 
@@ -35,12 +37,16 @@ needs_bubblewrap = pytest.mark.skipif(
 )
 
 
-def runner(tasks, command, sandbox=None, output_kib=64):
+def sandboxes_of(tasks, command, sandbox=None):
     sandbox = sandbox or Sandbox()
     words = split_command(command, in_image=sandbox.runtime != "local")
-    sandboxes = Sandboxes(sandbox, tasks, words, Agent(command=command), Rollout())
+    return Sandboxes(sandbox, tasks, words, Agent(command=command), Rollout())
+
+
+def runner(tasks, command, sandbox=None, output_kib=64):
+    sandboxes = sandboxes_of(tasks, command, sandbox)
     limits = {"memory_mib": None, "output_kib": output_kib, "max_reward": 10.0}
-    return CommandAgents(words, model="policy", sandboxes=sandboxes, **limits)
+    return CommandAgents(sandboxes.words, model="policy", sandboxes=sandboxes, **limits)
 
 
 def start(agents, tasks, task_id, split, on_end, access=ACCESS):
@@ -71,3 +77,32 @@ def write_task(folder, tests="echo 1 > /logs/verifier/reward.txt", settings="", 
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     return folder
+
+
+def wait_for(happened):
+    until = time.monotonic() + 120
+    while not happened():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+_TRAINER = """
+import queue, sys
+sys.path[:] = {path!r}
+from pathlib import Path
+from sandbox_cases import runner, start
+from seeupo_jax.configuration.sandbox_schema import Sandbox
+from seeupo_jax.tasks.task_folders import TaskFolders
+tasks = TaskFolders(Path({folder!r}), local={local!r})
+agents = runner(tasks, {command!r}, {sandbox!r})
+start(agents, tasks, {task!r}, "train", print)
+queue.SimpleQueue().get()
+"""
+
+
+def start_trainer(folder, task, command, sandbox):
+    """A process that plays an episode of a task and waits."""
+    values = {"folder": str(folder), "task": task, "command": command, "sandbox": sandbox}
+    local = sandbox.runtime == "local"
+    program = _TRAINER.format(path=sys.path, local=local, **values)
+    return subprocess.Popen([sys.executable, "-c", program])

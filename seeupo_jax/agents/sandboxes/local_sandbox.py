@@ -243,8 +243,10 @@ class LocalSandbox:
             raise SandboxError(f"a process of the sandbox has not ended within {_END_S:g} s")
 
     def close(self) -> None:
-        """Ends what still runs."""
+        """Ends what still runs, and removes its files, also folders without permissions."""
         self.stop()
+        with contextlib.suppress(OSError):  # a process that does not end still writes
+            remove(self._root)
 
 
 def _process(pid: int) -> tuple[int, int, list[int]]:

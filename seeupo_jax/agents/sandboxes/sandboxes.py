@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +12,7 @@ from urllib.parse import urlsplit
 
 from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
 from seeupo_jax.agents.runners.agent_results import check_result
-from seeupo_jax.agents.sandboxes.local_sandbox import PROGRAM, LocalSandbox, host_folders
+from seeupo_jax.agents.sandboxes.local_sandbox import host_folders
 from seeupo_jax.agents.sandboxes.sandbox_plan import PORT, PRIVATE, VARIABLE, SandboxPlan
 from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.sandbox_schema import Sandbox
@@ -27,7 +23,6 @@ from seeupo_jax.tasks.task_folders import TaskFolder, TaskFolders
 
 _MIB = 2**20
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_CHECK_S = 60.0  # for a runtime to answer
 
 
 class Sandboxes:
@@ -46,8 +41,10 @@ class Sandboxes:
         agent: Agent,
         rollout: Rollout,
     ):
-        self._sandbox, self._tasks, self._agent, self._rollout = sandbox, tasks, agent, rollout
-        self._visible = _visible(sandbox, words)
+        self.sandbox, self.tasks, self.words = sandbox, tasks, list(words)
+        self._agent, self._rollout = agent, rollout
+        of_program = host_folders(words) if sandbox.runtime == "local" else []
+        self._visible = list(dict.fromkeys([*of_program, *sandbox.visible]))
         *program, paths = python_command("seeupo_jax.agents.sandboxes.sandboxed_episode")
         self.argv = [*program, *words, paths]
 
@@ -63,12 +60,12 @@ class Sandboxes:
         Args:
           variables: of the agent, in addition to those of its task.
         """
-        plan = self.plan(self._tasks.task(task.task_id, task.split), access, list(variables))
+        plan = self.plan(self.tasks.task(task.task_id, task.split), access, list(variables))
         return {**variables, VARIABLE: json.dumps(plan.as_json())}
 
     def plan(self, task: TaskFolder, access: Access, passed: Sequence[str] = ()) -> SandboxPlan:
         """The plan of an episode; `passed` as in `SandboxPlan`."""
-        sandbox, container, address = self._sandbox, task.container, urlsplit(access.base_url)
+        sandbox, container, address = self.sandbox, task.container, urlsplit(access.base_url)
         most_mib = self._agent.memory_mib
         made = {} if container is None else dict(container.variables)
         own = {**made, **task.variables}
@@ -105,12 +102,6 @@ class Sandboxes:
         )
 
 
-def _visible(sandbox: Sandbox, words: Sequence[str]) -> list[str]:
-    """Paths of this machine that a sandbox has too."""
-    of_program = host_folders(words) if sandbox.runtime == "local" else []
-    return list(dict.fromkeys([*of_program, *sandbox.visible]))
-
-
 def _path(visible: Sequence[str]) -> str:
     """The system's PATH, then the parts of this process's that a sandbox has too."""
     own = [each for each in os.environ.get("PATH", "").split(os.pathsep) if each]
@@ -145,83 +136,3 @@ def read_outcome(
         return AgentFailure("env_error", reason, "limit", answered=result)
     reason = f"the agent's command: it ended with {describe_exit(code)}{said}"
     return AgentFailure("env_error", reason, "exit" if code > 0 else "crash", answered=result)
-
-
-def check_sandboxes(sandbox: Sandbox, tasks: TaskFolders, words: Sequence[str]) -> None:
-    """Checks that sandboxes can be made, and that they have the agent's program.
-
-    Args:
-      words: of the agent's program.
-
-    Raises:
-      ValueError: the runtime does not work here, or a path of `config.sandbox.visible`, a solution
-        or the program is missing.
-    """
-    for path in sandbox.visible:
-        if not os.path.exists(path):
-            raise ValueError(
-                f"config.sandbox.visible: got {path}, which is not there; allowed: absolute paths"
-                " of this machine."
-            )
-    if sandbox.solution and (missing := tasks.without_solution()):
-        raise ValueError(
-            f"config.sandbox.solution: got True with {missing[0]}, which has no solution/solve.sh;"
-            " allowed: False, or a solution of each task."
-        )
-    _check_runtime(sandbox.runtime)
-    if sandbox.runtime == "local" and (failed := _failure_of_trial(sandbox, words)):
-        raise ValueError(
-            f"config.agent.command: got {words[0]}, which a sandbox does not have ({failed});"
-            " allowed: a program in /usr, one on the PATH in a folder bin, or one in a folder of"
-            " config.sandbox.visible that is on the PATH."
-        )
-
-
-def _check_runtime(runtime: str) -> None:
-    program = PROGRAM if runtime == "local" else runtime
-    if shutil.which(program) is None:
-        package = "bubblewrap" if runtime == "local" else runtime
-        raise ValueError(
-            f"config.sandbox.runtime: got {runtime}, whose program {program} is not on the PATH;"
-            f" allowed: a runtime of this machine (Debian and Ubuntu: apt-get install {package})."
-        )
-    if runtime == "local":
-        failed = _failure_of_trial(Sandbox(), ["true"])
-    else:
-        failed = _failure([runtime, "version"])
-    if failed:
-        raise ValueError(
-            f"config.sandbox.runtime: got {runtime}, with which no sandbox can be made here"
-            f" ({failed}); allowed: one that works on this machine."
-        )
-
-
-def _failure_of_trial(sandbox: Sandbox, words: Sequence[str]) -> str:
-    """Why a sandbox of bubblewrap does not find a program; empty: it does."""
-    visible = _visible(sandbox, words)
-    with tempfile.TemporaryDirectory(prefix="seeupo-check-") as folder:
-        (Path(folder) / "work").mkdir()
-        made = LocalSandbox(dataclasses.replace(_EMPTY, visible=visible), Path(folder))
-        made.prepare()
-        find = ["sh", "-c", 'command -v -- "$1"', "sh", words[0]]
-        return _failure([*made.command([], {"PATH": _path(visible)}), "--", *find])
-
-
-def _failure(command: Sequence[str]) -> str:
-    """How a command fails; empty: it does not."""
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=_CHECK_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    said = (done.stderr + done.stdout).decode(errors="replace").strip()[-300:]
-    return f"exit code {done.returncode}: {said}" if done.returncode else ""
-
-
-_EMPTY = SandboxPlan(
-    **{"runtime": "local", "endpoint": ("", 0), "variables": {}, "verifier_variables": {}},
-    **{"passed": (), "harness": None, "max_context": 0, "max_answer": 0},
-    **{"workdir": "/", "copies": (), "image": None, "build": "", "tag": ""},
-    **{"tests": "", "solution": None, "agent_timeout_s": 1, "verifier_timeout_s": 1},
-    **{"build_timeout_s": 1, "cpus": 1, "memory_mib": 64, "storage_bytes": _MIB, "processes": 8},
-    **{"address_bytes": None, "visible": ()},
-)

@@ -6,16 +6,14 @@ The image is made of this machine's bash, Python and a few other programs: nothi
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
-import time
 from pathlib import Path
 
 import pytest
-from sandbox_cases import outcomes
+from sandbox_cases import outcomes, sandboxes_of, start_trainer, wait_for
 
 from seeupo_jax.agents.calls import AgentFailure
-from seeupo_jax.agents.sandboxes.sandboxes import check_sandboxes
+from seeupo_jax.agents.sandboxes.sandbox_checks import check_sandboxes
 from seeupo_jax.configuration.sandbox_schema import Sandbox
 from seeupo_jax.tasks.task_folders import TaskFolders, find_folder
 
@@ -133,7 +131,7 @@ def containers(runtime):
 
 def test_solutions_solve_tasks_in_containers_and_nothing_is_left(runtime, tasks):
     before, sandbox = containers(runtime), Sandbox(runtime=runtime, solution=True)
-    check_sandboxes(sandbox, tasks, ["sh"])
+    check_sandboxes(sandboxes_of(tasks, "sh", sandbox))
     solved = outcomes(tasks, "bash /solution/solve.sh", sandbox)
     assert [getattr(result, "reward", result) for result in solved.values()] == [1.0, 1.0]
     looks = "ls /solution /tests; cat /proc/net/dev; (setsid sleep 1000 &); exit 3"
@@ -145,24 +143,9 @@ def test_solutions_solve_tasks_in_containers_and_nothing_is_left(runtime, tasks)
     assert containers(runtime) == before
 
 
-TRAINER = """
-import queue, sys
-sys.path[:] = {path!r}
-from pathlib import Path
-from sandbox_cases import runner, start
-from seeupo_jax.configuration.sandbox_schema import Sandbox
-from seeupo_jax.tasks.task_folders import TaskFolders
-tasks = TaskFolders(Path({tasks!r}), local=False)
-agents = runner(tasks, "sleep 1000", Sandbox(runtime={runtime!r}))
-start(agents, tasks, "fix_sum", "train", print)
-queue.SimpleQueue().get()
-"""
-
-
 def test_the_processes_of_a_container_end_with_a_killed_trainer(runtime, tasks, tmp_path):
     before = containers(runtime)
-    program = TRAINER.format(path=sys.path, tasks=str(tmp_path), runtime=runtime)
-    trainer = subprocess.Popen([sys.executable, "-c", program])
+    trainer = start_trainer(tmp_path, "fix_sum", "sleep 1000", Sandbox(runtime=runtime))
     wait_for(lambda: containers(runtime) - before)
     (name,) = containers(runtime) - before
     wait_for(lambda: b"1000" in subprocess.run([runtime, "top", name], capture_output=True).stdout)
@@ -175,10 +158,3 @@ def test_the_processes_of_a_container_end_with_a_killed_trainer(runtime, tasks, 
     if runtime == "podman":  # no daemon is left that would remove its record
         subprocess.run([runtime, "rm", "--force", name], capture_output=True, check=True)
     wait_for(lambda: containers(runtime) == before)
-
-
-def wait_for(happened):
-    until = time.monotonic() + 120
-    while not happened():
-        assert time.monotonic() < until
-        time.sleep(0.2)

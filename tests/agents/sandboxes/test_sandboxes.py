@@ -3,18 +3,26 @@
 import os
 import queue
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from agent_cases import make_endpoint, opened
-from sandbox_cases import ACCESS, needs_bubblewrap, outcomes, runner, start, write_task
+from sandbox_cases import (
+    ACCESS,
+    needs_bubblewrap,
+    outcomes,
+    runner,
+    sandboxes_of,
+    start,
+    start_trainer,
+    wait_for,
+    write_task,
+)
 
 from seeupo_jax.agents.calls import AgentFailure, AgentResult
 from seeupo_jax.agents.sandboxes.local_sandbox import host_folders
-from seeupo_jax.agents.sandboxes.sandboxes import check_sandboxes
+from seeupo_jax.agents.sandboxes.sandbox_checks import check_sandboxes
 from seeupo_jax.configuration.sandbox_schema import Sandbox
 from seeupo_jax.tasks.task_folders import TaskFolders, find_folder
 
@@ -44,7 +52,7 @@ def bundled():
 def test_the_solution_of_each_bundled_task_solves_it_and_no_other_agent_does():
     tasks = bundled()
     assert sum(tasks.count.values()) == 10
-    check_sandboxes(Sandbox(solution=True), tasks, ["bash"])
+    check_sandboxes(sandboxes_of(tasks, "bash", Sandbox(solution=True)))
     solved = outcomes(tasks, "bash /solution/solve.sh", Sandbox(solution=True))
     assert {name: result.reward for name, result in solved.items()} == dict.fromkeys(solved, 1.0)
     assert solved["find_addresses"].rewards == {"exact": 1.0}
@@ -213,13 +221,6 @@ def test_an_exit_code_counts_as_a_failure_until_the_policy_has_answered(tmp_path
     assert "exit code 9; it printed: oh" in failure.reason and failure.answered.reward == 0.5
 
 
-def wait_for(happened):
-    until = time.monotonic() + 120
-    while not happened():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
 def sleepers(seconds):
     """Processes of this machine that sleep for so long."""
     found = []
@@ -230,19 +231,6 @@ def sleepers(seconds):
         except OSError:
             continue
     return found
-
-
-TRAINER = """
-import queue, sys
-sys.path[:] = {path!r}
-from sandbox_cases import runner, start
-from seeupo_jax.tasks.task_folders import TaskFolders
-from pathlib import Path
-tasks = TaskFolders(Path({tasks!r}), local=True)
-agents = runner(tasks, {command!r})
-start(agents, tasks, "one", "train", print)
-queue.SimpleQueue().get()
-"""
 
 
 @pytest.mark.parametrize("ends", ["stopped", "killed"])
@@ -261,8 +249,7 @@ def test_everything_in_a_sandbox_ends_with_the_episode_and_with_a_killed_trainer
         wait_for(lambda: not sleepers(seconds))
         agents.close()
         return
-    program = TRAINER.format(path=sys.path, tasks=str(tmp_path / "tasks"), command=command)
-    trainer = subprocess.Popen([sys.executable, "-c", program])
+    trainer = start_trainer(tmp_path / "tasks", "one", command, Sandbox())
     wait_for(lambda: len(sleepers(seconds)) == 2)
     trainer.kill()
     trainer.wait()
@@ -307,21 +294,21 @@ def test_a_runtime_that_is_not_there_is_refused_by_name(tmp_path, monkeypatch):
     write_task(tmp_path / "tasks" / "one")
     tasks = TaskFolders(tmp_path / "tasks", local=True)
     with pytest.raises(ValueError, match="config.sandbox.visible: got /not/there"):
-        check_sandboxes(Sandbox(visible=("/not/there",)), tasks, ["sh"])
+        check_sandboxes(sandboxes_of(tasks, "/bin/sh", Sandbox(visible=("/not/there",))))
     with pytest.raises(ValueError, match="config.sandbox.solution: got True with .*/one"):
-        check_sandboxes(Sandbox(solution=True), tasks, ["sh"])
+        check_sandboxes(sandboxes_of(tasks, "/bin/sh", Sandbox(solution=True)))
     broken = tmp_path / "bin" / "bwrap"
     broken.parent.mkdir()
     broken.write_text("#!/bin/sh\necho no namespaces here >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", f"{broken.parent}:/usr/bin:/bin")
-    with pytest.raises(ValueError, match="got local, with which .*exit code 1: no namespaces here"):
-        check_sandboxes(Sandbox(), tasks, ["sh"])
+    with pytest.raises(ValueError, match="got local, with which .*exit code 1; it printed: no name"):
+        check_sandboxes(sandboxes_of(tasks, "/bin/sh"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match="got local, whose program bwrap is not on the PATH"):
-        check_sandboxes(Sandbox(), tasks, ["sh"])
+        check_sandboxes(sandboxes_of(tasks, "/bin/sh"))
     with pytest.raises(ValueError, match="got podman, whose program podman is not on the PATH"):
-        check_sandboxes(Sandbox(runtime="podman"), tasks, ["sh"])
+        check_sandboxes(sandboxes_of(tasks, "/bin/sh", Sandbox(runtime="podman")))
 
 
 def test_a_program_that_a_sandbox_does_not_have_is_refused_by_name(tmp_path, monkeypatch):
@@ -333,11 +320,11 @@ def test_a_program_that_a_sandbox_does_not_have_is_refused_by_name(tmp_path, mon
     with pytest.raises(
         ValueError, match="config.agent.command: got tool, which a sandbox does not"
     ):
-        check_sandboxes(Sandbox(), tasks, ["tool"])
-    check_sandboxes(Sandbox(visible=(f"{tmp_path}/shims",)), tasks, ["tool"])
-    check_sandboxes(Sandbox(), tasks, [f"{tmp_path}/shims/tool"])
+        check_sandboxes(sandboxes_of(tasks, "tool"))
+    check_sandboxes(sandboxes_of(tasks, "tool", Sandbox(visible=(f"{tmp_path}/shims",))))
+    check_sandboxes(sandboxes_of(tasks, f"{tmp_path}/shims/tool"))
     monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=os.pathsep)
-    check_sandboxes(Sandbox(), tasks, ["tool"])
+    check_sandboxes(sandboxes_of(tasks, "tool"))
 
 
 def programs(home, **files):
