@@ -112,14 +112,14 @@ def check_episode(trajectory, said, turns):
         assert segment.tokens_L[segment.turn_L == turn].tolist() == tokens
 
 
-def of_episodes():
-    """The command lines of processes whose variables name an episode's folder."""
+def processes_of(folder):
+    """The command lines of processes whose words or variables name a folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            variables = (process / "environ").read_bytes()
+            words, variables = ((process / name).read_bytes() for name in ("cmdline", "environ"))
         except OSError:
             continue
-        if b"/seeupo-agent-" in variables:
-            found.append((process / "cmdline").read_bytes())
+        if str(folder).encode() in words + variables:
+            found.append(words)
     return found

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seeupo_jax.agents.harnesses.harness import PATIENCE_MS, Harness, Launch, PolicyAccess
+from seeupo_jax.agents.harnesses.harness import PATIENCE_MS, Harness, HarnessLaunch, PolicyAccess
 
 
-def _launch(instruction: str, access: PolicyAccess, home: Path) -> Launch:
+def _launch(instruction: str, access: PolicyAccess, home: Path) -> HarnessLaunch:
     env = {
         "ANTHROPIC_BASE_URL": access.base_url.removesuffix("/v1"),
         "ANTHROPIC_API_KEY": access.api_key,
@@ -29,7 +29,7 @@ def _launch(instruction: str, access: PolicyAccess, home: Path) -> Launch:
         "MAX_THINKING_TOKENS": "0",  # the chat template decides about thoughts
         "IS_SANDBOX": "1",  # else it refuses to act without questions as root
     }
-    return Launch(("--print", "--dangerously-skip-permissions", "--", instruction), env)
+    return HarnessLaunch(("--print", "--dangerously-skip-permissions", "--", instruction), env)
 
 
 CLAUDE_CODE = Harness("claude", "2.1.332", _launch, volatile=(r"^x-anthropic-billing-header:.*$",))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from seeupo_jax.agents.harnesses.harness import PATIENCE_MS, Harness, Launch, PolicyAccess
+from seeupo_jax.agents.harnesses.harness import PATIENCE_MS, Harness, HarnessLaunch, PolicyAccess
 
 # JSON's texts and numbers are TOML's. It retries nothing: each repetition would be a turn.
 _CONFIG = """\
@@ -30,7 +30,7 @@ stream_idle_timeout_ms = {patience_ms}
 """
 
 
-def _launch(instruction: str, access: PolicyAccess, home: Path) -> Launch:
+def _launch(instruction: str, access: PolicyAccess, home: Path) -> HarnessLaunch:
     config = _CONFIG.format(
         model=json.dumps(access.model),
         base_url=json.dumps(access.base_url),
@@ -39,7 +39,7 @@ def _launch(instruction: str, access: PolicyAccess, home: Path) -> Launch:
     )
     words = ("exec", "--skip-git-repo-check", "--ephemeral", "--", instruction)
     env = {"OPENAI_API_KEY": access.api_key, "CODEX_HOME": str(home / ".codex")}
-    return Launch(words, env, {".codex/config.toml": config})
+    return HarnessLaunch(words, env, {".codex/config.toml": config})
 
 
 CODEX = Harness("codex", "0.171.0", _launch)

@@ -36,7 +36,7 @@ _REMOVED = (
 
 
 @dataclass(frozen=True)
-class Launch:
+class HarnessLaunch:
     """The start of a program: words after its name, variables, and files by path in its HOME."""
 
     words: tuple[str, ...]
@@ -61,7 +61,7 @@ class Harness:
 
     program: str
     tested: str
-    launch: Callable[[str, PolicyAccess, Path], Launch]
+    launch: Callable[[str, PolicyAccess, Path], HarnessLaunch]
     volatile: tuple[str, ...] = ()
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seeupo_jax.agents.harnesses.harness import PATIENCE_MS, Harness, Launch, PolicyAccess
+from seeupo_jax.agents.harnesses.harness import PATIENCE_MS, Harness, HarnessLaunch, PolicyAccess
 
 
-def _launch(instruction: str, access: PolicyAccess, home: Path) -> Launch:
+def _launch(instruction: str, access: PolicyAccess, home: Path) -> HarnessLaunch:
     env = {
         "OPENAI_BASE_URL": access.base_url,
         "OPENAI_API_BASE": access.base_url,
@@ -27,7 +27,7 @@ def _launch(instruction: str, access: PolicyAccess, home: Path) -> Launch:
         *("--output", str(home / "trajectory.json")),
         *("--task", instruction),
     )
-    return Launch(words, env)
+    return HarnessLaunch(words, env)
 
 
 MINI_SWE_AGENT = Harness("mini", "2.4.6", _launch)

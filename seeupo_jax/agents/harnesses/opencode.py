@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seeupo_jax.agents.harnesses.harness import PATIENCE_MS, Harness, Launch, PolicyAccess, as_json
+from seeupo_jax.agents.harnesses.harness import (
+    PATIENCE_MS,
+    Harness,
+    HarnessLaunch,
+    PolicyAccess,
+    as_json,
+)
 
 
-def _launch(instruction: str, access: PolicyAccess, home: Path) -> Launch:
+def _launch(instruction: str, access: PolicyAccess, home: Path) -> HarnessLaunch:
     limit = {"context": access.max_context, "output": access.max_answer}
     options = {
         "baseURL": access.base_url,
@@ -37,7 +43,7 @@ def _launch(instruction: str, access: PolicyAccess, home: Path) -> Launch:
     }
     # Without a title the policy would be asked for one in a conversation of its own.
     words = ("run", "--pure", "--title", "episode", "--", instruction)
-    return Launch(words, env, {".config/opencode/opencode.json": as_json(config)})
+    return HarnessLaunch(words, env, {".config/opencode/opencode.json": as_json(config)})
 
 
 OPENCODE = Harness("opencode", "1.18.33", _launch)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seeupo_jax.agents.harnesses.harness import PATIENCE_MS, Harness, Launch, PolicyAccess, as_json
+from seeupo_jax.agents.harnesses.harness import (
+    PATIENCE_MS,
+    Harness,
+    HarnessLaunch,
+    PolicyAccess,
+    as_json,
+)
 
 
-def _launch(instruction: str, access: PolicyAccess, home: Path) -> Launch:
+def _launch(instruction: str, access: PolicyAccess, home: Path) -> HarnessLaunch:
     generation = {
         "contextWindowSize": access.max_context,
         "timeout": PATIENCE_MS,
@@ -30,7 +36,7 @@ def _launch(instruction: str, access: PolicyAccess, home: Path) -> Launch:
         "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
     }
     words = ("--yolo", "--chat-recording=false", "--prompt", instruction)
-    return Launch(words, env, {".qwen/settings.json": as_json(settings)})
+    return HarnessLaunch(words, env, {".qwen/settings.json": as_json(settings)})
 
 
 QWEN_CODE = Harness("qwen", "0.24.4", _launch)

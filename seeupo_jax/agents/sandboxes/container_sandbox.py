@@ -15,7 +15,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from seeupo_jax.agents.sandboxes.sandbox_plan import ENTRY, PORT, PRIVATE, SandboxError, SandboxPlan
+from seeupo_jax.agents.sandboxes.sandbox_plan import (
+    ENTRY,
+    LOGS,
+    PORT,
+    PRIVATE,
+    SandboxError,
+    SandboxPlan,
+)
 
 _WAIT = ["sh", "-c", "echo; exec cat >/dev/null"]  # prints a line when the container runs
 _KILL_ALL = ["sh", "-c", "kill -9 -1"]  # all but the first process
@@ -37,11 +44,7 @@ class ContainerSandbox:
         Raises:
           SandboxError: either fails; with what the program printed.
         """
-        for place in (
-            self.private,
-            self.logs,
-            *(self.logs / n for n in ("agent", "artifacts", "verifier")),
-        ):
+        for place in (self.private, self.logs, *(self.logs / name for name in LOGS)):
             place.mkdir()
             place.chmod(0o777)  # the image's user may be another one
         shutil.copyfile(ENTRY, self.private / "entry.py")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 from pathlib import Path
@@ -21,7 +22,9 @@ class EndpointRelay:
     def __init__(self, path: Path, endpoint: tuple[str, int]):
         self._endpoint = endpoint
         self._door = socket.socket(socket.AF_UNIX)
-        self._door.bind(str(path))
+        folder = os.open(path.parent, os.O_PATH)
+        self._door.bind(f"/proc/self/fd/{folder}/{path.name}")  # an address has at most 107 bytes
+        os.close(folder)
         path.chmod(0o666)  # another user may own the sandbox's processes
         self._door.listen(1)
         threading.Thread(target=self._serve, daemon=True).start()

@@ -19,7 +19,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from seeupo_jax.agents.sandboxes.sandbox_plan import ENTRY, PORT, PRIVATE, SandboxError, SandboxPlan
+from seeupo_jax.agents.sandboxes.sandbox_plan import (
+    ENTRY,
+    LOGS,
+    PORT,
+    PRIVATE,
+    SandboxError,
+    SandboxPlan,
+)
 
 PROGRAM = "bwrap"
 _FOLDERS = "dev etc home logs mnt opt proc root srv tmp usr var/tmp".split()
@@ -97,7 +104,7 @@ class LocalSandbox:
             (self._root / name).mkdir(parents=True)
         for place in (self.private, self.logs, self._folder / "shm", self._root / PRIVATE[1:]):
             place.mkdir()
-        for name in ("agent", "artifacts", "verifier"):
+        for name in LOGS:
             (self.logs / name).mkdir()
         for name in ("tmp", "var/tmp"):
             (self._root / name).chmod(0o1777)

@@ -10,6 +10,7 @@ from pathlib import Path
 VARIABLE = "SEEUPO_SANDBOX"  # by which the driver gets its plan, as JSON
 PRIVATE = "/.seeupo"  # where a sandbox has the task, the first program and the relay's socket
 
+LOGS = ("agent", "artifacts", "verifier")  # folders of /logs, as in Harbor
 ENTRY = Path(__file__).with_name("sandbox_entry.py")  # the first program in a sandbox
 PORT = 7411  # of the endpoint in a sandbox, the same in every run
 

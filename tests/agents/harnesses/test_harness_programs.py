@@ -6,7 +6,7 @@ The policy is scripted; everything between it and the program is the run's own.
 import json
 
 import pytest
-from scripted_harness import calls_of, check_episode, of_episodes, play, set_up
+from scripted_harness import calls_of, check_episode, play, processes_of, set_up
 
 from seeupo_jax.agents.harnesses.table import HARNESSES
 from seeupo_jax.configuration.loading import from_dict
@@ -37,10 +37,10 @@ def episode(harness, folder, calls):
 @pytest.mark.parametrize("harness", sorted(HARNESSES))
 def test_an_episode_is_one_segment_of_the_sampled_tokens(harness, tmp_path, monkeypatch):
     set_up(harness, monkeypatch)
-    before = of_episodes()
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where episodes have their folders
     trajectory, said = episode(harness, tmp_path, calls_of(harness, COMMANDS))
     check_episode(trajectory, said, turns=4)
-    assert [each for each in of_episodes() if each not in before] == []
+    assert processes_of(tmp_path) == []
 
 
 @pytest.mark.exhaustive

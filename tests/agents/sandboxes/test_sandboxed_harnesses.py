@@ -7,7 +7,7 @@ import shutil
 import pytest
 from places import ROOT
 from sandbox_cases import needs_bubblewrap
-from scripted_harness import calls_of, check_episode, of_episodes, play, set_up
+from scripted_harness import calls_of, check_episode, play, processes_of, set_up
 
 from seeupo_jax.agents.calls import Access, AgentResult, AgentTask
 from seeupo_jax.agents.harnesses.table import HARNESSES
@@ -82,7 +82,7 @@ def test_a_harness_gets_its_variables_and_no_other_ones_of_harnesses(tmp_path, m
 @pytest.mark.parametrize("harness", sorted(HARNESSES))
 def test_the_real_program_solves_a_bundled_task_in_its_sandbox(harness, tmp_path, monkeypatch):
     set_up(harness, monkeypatch)
-    before = of_episodes()
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where episodes have their folders
     commands = (
         f"ls -d {ROOT}/tests /tests; ls /",
         "sed -i 's/- \\$2/+ $2/' /app/add.sh",
@@ -101,4 +101,4 @@ def test_the_real_program_solves_a_bundled_task_in_its_sandbox(harness, tmp_path
     texts = [str(message["content"]) for message in trajectory.messages]
     assert any("cannot access" in text and "logs" in text for text in texts), texts
     assert any("sum 5" in text for text in texts), texts[-3:]
-    assert [each for each in of_episodes() if each not in before] == []
+    assert processes_of(tmp_path) == []
