@@ -128,11 +128,21 @@ class LocalSandbox:
         """Makes the links from / into /usr, also where an agent has put something else."""
         for name in (each for each in _LINKS if os.path.lexists(f"/{each}")):
             place = self._root / name
-            remove(place)
+            self._set_aside(place)
             if os.path.islink(f"/{name}"):
                 place.symlink_to(os.readlink(f"/{name}"))
             else:
                 place.mkdir()
+
+    def _set_aside(self, place: Path) -> None:
+        """Moves what an agent has put in a place out of the sandbox, whatever it is."""
+        if not os.path.lexists(place):
+            return
+        if place.is_dir() and not place.is_symlink():
+            place.chmod(0o700)  # else an ordinary user could not move it
+        aside = self._folder / "left"
+        aside.mkdir(exist_ok=True)
+        place.rename(aside / str(len(os.listdir(aside))))
 
     def home(self) -> Path:
         """The agent's HOME."""
@@ -156,7 +166,7 @@ class LocalSandbox:
     def start_verifier(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
         """Starts the verifier on what the agent left, with tests that it could not change."""
         for place in (self._root / "tests", self._root / "solution", self.logs / "verifier"):
-            remove(place)
+            self._set_aside(place)
         (self.logs / "verifier").mkdir()
         self._link()
         shutil.copytree(self._plan.tests, self._folder / "tests", symlinks=True)
@@ -250,10 +260,9 @@ class LocalSandbox:
             raise SandboxError(f"a process of the sandbox has not ended within {_END_S:g} s")
 
     def close(self) -> None:
-        """Ends what still runs, and removes its files, also folders without permissions."""
+        """Ends what still runs, and removes what an agent may have written."""
         self.stop()
-        with contextlib.suppress(OSError):  # a process that does not end still writes
-            remove(self._root)
+        remove([self._folder / name for name in ("root", "logs", "shm", "work", "left")])
 
 
 def _process(pid: int) -> tuple[int, int, list[int]]:
@@ -267,12 +276,7 @@ def _process(pid: int) -> tuple[int, int, list[int]]:
     return len(threads), kib, children
 
 
-def remove(place: Path) -> None:
-    """Removes a file, a link or a folder, also one without permissions, if it is there."""
-    if place.is_dir() and not place.is_symlink():
-        for folder, _, _ in os.walk(place):
-            with contextlib.suppress(OSError):
-                os.chmod(folder, 0o700)
-        shutil.rmtree(place)
-    elif os.path.lexists(place):
-        place.unlink()
+def remove(folders: Sequence[Path]) -> None:
+    """Removes folders of any depth, also ones without permissions; links are not followed."""
+    for words in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+        subprocess.run([*words, "--", *map(str, folders)], check=False, capture_output=True)

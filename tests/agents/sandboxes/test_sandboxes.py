@@ -3,6 +3,7 @@
 import os
 import queue
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -217,6 +218,43 @@ def test_what_an_agent_plants_does_not_reach_the_verifier(tmp_path):
     failure = outcome(tmp_path, program, tests=tests)
     assert isinstance(failure, AgentFailure), failure
     assert failure.reason.endswith("it ended with exit code 4")
+
+
+def test_a_deep_folder_in_the_place_of_the_tests_hinders_neither_the_verifier_nor_the_end(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "episodes").mkdir()
+    monkeypatch.setenv("TMPDIR", f"{tmp_path}/episodes")
+    deep = "p=$(printf 'a/%.0s' $(seq 500)); for _ in 1 2 3 4; do mkdir -p $p; cd $p; done"
+    result = outcome(tmp_path, f"mkdir /tests; cd /tests; {deep}", tests=_IF_NOTHING_BESIDE)
+    assert isinstance(result, AgentResult) and result.reward == 1.0, result
+    assert not os.listdir(tmp_path / "episodes")
+
+
+_IF_NOTHING_BESIDE = "[ $(ls /tests) = test.sh ] && echo 1 > /logs/verifier/reward.txt"
+
+
+_REMOVE = """
+import sys
+sys.path[:] = {path!r}
+from pathlib import Path
+from seeupo_jax.agents.sandboxes.local_sandbox import remove
+remove([Path({place!r})])
+"""
+
+
+def test_folders_without_permissions_are_removed_and_what_links_lead_to_stays(tmp_path):
+    """As by an ordinary user: root needs no permissions."""
+    kept, place = tmp_path / "kept", tmp_path / "place"
+    kept.mkdir(mode=0o755)
+    (place / "a" / "b").mkdir(parents=True)
+    (place / "link").symlink_to(kept)
+    (place / "a" / "b").chmod(0)
+    (place / "a").chmod(0)
+    program = _REMOVE.format(path=sys.path, place=str(place))
+    words = ["bwrap", "--unshare-user", "--cap-drop", "ALL", "--dev-bind", "/", "/"]
+    subprocess.run([*words, sys.executable, "-c", program], check=True)
+    assert not place.exists() and kept.stat().st_mode & 0o777 == 0o755
 
 
 def test_an_exit_code_counts_as_a_failure_until_the_policy_has_answered(tmp_path):
