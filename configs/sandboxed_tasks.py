@@ -1,8 +1,7 @@
 """SmolLM2-135M-Instruct works in a shell, in sandboxes: docs/sandboxed_tasks.md.
 
     sh third_party/models/setup.sh .venv/bin/python smollm2
-    python -m seeupo_jax.train --config=configs/sandboxed_tasks.py --workdir=runs/sandboxed \\
-        --config.agent.command="python docs/examples/agents/shell_agent.py"
+    python -m seeupo_jax.train --config=configs/sandboxed_tasks.py --workdir=runs/sandboxed
 
 The ten bundled tasks are small. A model of this size seldom solves one: the run shows that all
 parts work together, and is the beginning of a configuration for a larger model.
@@ -15,7 +14,7 @@ from seeupo_jax.configuration.config_file import third_party
 
 def get_config() -> ConfigDict:
     config = ConfigDict()
-    config.iterations = 1
+    config.iterations = 2
     config.tasks = "harbor:package:sandboxed_tasks"
     config.agent = {"command": "python docs/examples/agents/shell_agent.py"}
     config.sandbox = {"timeout_scale": 10.0}  # a CPU samples slowly
@@ -41,5 +40,5 @@ def get_config() -> ConfigDict:
         ],
     }
     config.evaluation = {"every": 0, "split": "test", "tasks": 3, "k": 1}
-    config.checkpoint = {"every": 1, "export": False}
+    config.checkpoint = {"every": 2, "export": False}
     return config

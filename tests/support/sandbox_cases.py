@@ -19,6 +19,7 @@ from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.sandbox_schema import Sandbox
 from seeupo_jax.configuration.schema import Rollout
 
+SOLVED = "echo 1 > /logs/verifier/reward.txt"
 ACCESS = Access("http://127.0.0.1:9/v1", "key-of-the-episode")
 
 
@@ -65,11 +66,11 @@ def outcomes(tasks, command, sandbox=None, access=ACCESS, output_kib=64):
     return found
 
 
-def write_task(folder, tests="echo 1 > /logs/verifier/reward.txt", settings="", docker=""):
+def write_task(folder, tests=SOLVED, settings="", docker="", instruction="Do it.\n"):
     """A task whose verifier is a program of the shell."""
     files = {
         "task.toml": settings,
-        "instruction.md": "Do it.\n",
+        "instruction.md": instruction,
         "environment/Dockerfile": f"FROM scratch\nWORKDIR /app\n{docker}\n",
         "tests/test.sh": tests,
     }

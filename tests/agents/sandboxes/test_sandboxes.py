@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from agent_cases import make_endpoint, opened
+from places import ROOT
 from sandbox_cases import (
     ACCESS,
     needs_bubblewrap,
@@ -121,6 +122,19 @@ def test_the_endpoint_is_reached_from_a_sandbox_with_the_machines_interpreter(
     with opened(endpoint) as (session, access):
         found = outcomes(tasks, f"{sys.executable} {tmp_path}/client.py", access=access)
         assert found["one"].info["output"] == "Do it.\n\n" and len(session.calls) == 1
+    endpoint.close()
+
+
+def test_the_example_runs_the_commands_of_the_policy(tmp_path):
+    """A policy that says what the last message says: the instruction, then its output."""
+    instruction = "```bash\ntouch kept; echo done\n```"
+    write_task(tmp_path / "tasks" / "one", tests=_IF_KEPT, instruction=instruction)
+    tasks, endpoint = TaskFolders(tmp_path / "tasks", local=True), make_endpoint()
+    agent = ROOT / "docs" / "examples" / "agents" / "shell_agent.py"
+    with opened(endpoint) as (session, access):
+        found = outcomes(tasks, f"{sys.executable} {agent}", access=access)
+        assert found["one"].reward == 0.5, found
+        assert [call.messages[-1].content for call in session.calls] == [instruction, "done\n"]
     endpoint.close()
 
 
