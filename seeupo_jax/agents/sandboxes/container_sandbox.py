@@ -6,6 +6,7 @@ it does, the pipe closes, that process ends, and with it the container.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -127,12 +128,14 @@ class ContainerSandbox:
         self.stop()
 
     def close(self) -> None:
-        """Removes the container."""
-        self._run("kill", self._name)  # podman would first wait for 10 s
-        self._run("rm", "--force", self._name)
+        """Ends and removes the container."""
+        self._run("kill", self._name)  # `rm` of podman would first wait for 10 s
         if self._container is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._container.wait(_END_S)  # it ends after it has removed the container
             self._container.kill()
             self._container.wait()
+        self._run("rm", "--force", self._name)
 
     def _run(self, *words: str, limit_s: float = _END_S) -> subprocess.CompletedProcess[bytes]:
         try:

@@ -143,6 +143,20 @@ def test_solutions_solve_tasks_in_containers_and_nothing_is_left(runtime, tasks)
     assert containers(runtime) == before
 
 
+def test_limits_of_time_and_memory_end_an_agent_in_a_container(runtime, tasks, tmp_path):
+    before = containers(runtime)
+    for name in TASKS:
+        file = tmp_path / name / "task.toml"
+        file.write_text(file.read_text().replace("timeout_sec = 120.0", "timeout_sec = 3.0"))
+    slow = outcomes(TaskFolders(tmp_path, local=False), "sleep 1000", Sandbox(runtime=runtime))
+    assert {failure.cause for failure in slow.values()} == {"limit"}
+    program = """bash -c 'x=$(head -c 200000000 /dev/zero | tr "\\0" x); echo survived'"""
+    large = outcomes(tasks, program, Sandbox(runtime=runtime, memory_mib=64))
+    assert {failure.cause for failure in large.values()} == {"exit"}
+    assert not any("survived" in failure.reason for failure in large.values())
+    assert containers(runtime) == before
+
+
 def test_the_processes_of_a_container_end_with_a_killed_trainer(runtime, tasks, tmp_path):
     before = containers(runtime)
     trainer = start_trainer(tmp_path, "fix_sum", "sleep 1000", Sandbox(runtime=runtime))
