@@ -32,10 +32,8 @@ def _lacks() -> str:
     return f"bwrap makes no sandbox here: {done.stderr.strip()}" if done.returncode else ""
 
 
-_REASON = _lacks()
-needs_bubblewrap = pytest.mark.skipif(
-    bool(_REASON) and not os.environ.get("SEEUPO_REQUIRE_SANDBOX"), reason=_REASON
-)
+NO_SANDBOX = "" if os.environ.get("SEEUPO_REQUIRE_SANDBOX") else _lacks()
+needs_bubblewrap = pytest.mark.skipif(bool(NO_SANDBOX), reason=NO_SANDBOX)
 
 
 def sandboxes_of(tasks, command, sandbox=None):
