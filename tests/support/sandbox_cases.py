@@ -105,3 +105,11 @@ def start_trainer(folder, task, command, sandbox):
     local = sandbox.runtime == "local"
     program = _TRAINER.format(path=sys.path, local=local, **values)
     return subprocess.Popen([sys.executable, "-c", program])
+
+
+def write_programs(home, **files):
+    """Executable files of a home folder, by name; a text begins with the interpreter."""
+    for name, text in files.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text)
+        (home / name).chmod(0o755)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
 from seeupo_jax.agents.runners.agent_results import check_result
-from seeupo_jax.agents.sandboxes.local_sandbox import host_folders
+from seeupo_jax.agents.sandboxes.program_folders import program_folders
 from seeupo_jax.agents.sandboxes.sandbox_plan import PORT, PRIVATE, VARIABLE, SandboxPlan
 from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.sandbox_schema import Sandbox
@@ -43,7 +43,7 @@ class Sandboxes:
     ):
         self.sandbox, self.tasks, self.words = sandbox, tasks, list(words)
         self._agent, self._rollout = agent, rollout
-        of_program = host_folders(words) if sandbox.runtime == "local" else []
+        of_program = program_folders(words) if sandbox.runtime == "local" else []
         self._visible = list(dict.fromkeys([*of_program, *sandbox.visible]))
         *program, paths = python_command("seeupo_jax.agents.sandboxes.sandboxed_episode")
         self.argv = [*program, *words, paths]

@@ -19,11 +19,11 @@ from sandbox_cases import (
     start,
     start_trainer,
     wait_for,
+    write_programs,
     write_task,
 )
 
 from seeupo_jax.agents.calls import AgentFailure, AgentResult
-from seeupo_jax.agents.sandboxes.local_sandbox import host_folders
 from seeupo_jax.agents.sandboxes.sandbox_checks import check_sandboxes
 from seeupo_jax.configuration.sandbox_schema import Sandbox
 from seeupo_jax.tasks.task_folders import TaskFolders, find_folder
@@ -370,7 +370,7 @@ def test_a_runtime_that_is_not_there_is_refused_by_name(tmp_path, monkeypatch):
 def test_a_program_that_a_sandbox_does_not_have_is_refused_by_name(tmp_path, monkeypatch):
     """Such as a shim, which starts a program of another folder."""
     write_task(tmp_path / "tasks" / "one")
-    programs(tmp_path, **{"shims/tool": "#!/bin/sh\n", "bin/tool": "#!/bin/sh\n"})
+    write_programs(tmp_path, **{"shims/tool": "#!/bin/sh\n", "bin/tool": "#!/bin/sh\n"})
     tasks = TaskFolders(tmp_path / "tasks", local=True)
     monkeypatch.setenv("PATH", f"{tmp_path}/shims", prepend=os.pathsep)
     with pytest.raises(
@@ -381,58 +381,3 @@ def test_a_program_that_a_sandbox_does_not_have_is_refused_by_name(tmp_path, mon
     check_sandboxes(sandboxes_of(tasks, f"{tmp_path}/shims/tool"))
     monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=os.pathsep)
     check_sandboxes(sandboxes_of(tasks, "tool"))
-
-
-def programs(home, **files):
-    """Executable files of a home folder, by name; a text begins with the interpreter."""
-    for name, text in files.items():
-        (home / name).parent.mkdir(parents=True, exist_ok=True)
-        (home / name).write_text(text)
-        (home / name).chmod(0o755)
-
-
-def test_a_programs_folder_is_seen_and_a_home_folder_is_not(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    names = ("bin/tool", ".local/bin/tool", "project/.venv/bin/tool", "project/agent.sh")
-    programs(tmp_path, **dict.fromkeys(names, "#!/bin/sh\n"))
-    base = [] if sys.base_prefix.startswith("/usr") else [sys.base_prefix]
-    home = str(tmp_path)
-    assert host_folders([f"{home}/bin/tool"]) == [*base, f"{home}/bin"]
-    assert host_folders([f"{home}/.local/bin/tool"]) == [*base, f"{home}/.local/bin"]
-    assert host_folders([f"{home}/project/.venv/bin/tool", f"{home}/project/agent.sh"]) == [
-        *base,
-        f"{home}/project/.venv",
-        f"{home}/project/agent.sh",
-    ]
-    assert host_folders(["bash", "/solution/solve.sh"]) == base
-
-
-def test_the_interpreter_of_a_script_is_seen_wherever_it_is(tmp_path, monkeypatch):
-    """As of tools that uv or npm have installed: a link to a script of another program."""
-    home = str(tmp_path)
-    monkeypatch.setenv("HOME", home)
-    monkeypatch.setenv("PATH", f"{home}/node/bin:{os.environ['PATH']}")
-    programs(
-        tmp_path,
-        **{"python/bin/python3": "", "node/bin/node": "", "own": f"#!{home}/own\n"},
-        **{"tools/one/bin/one": f"#!{home}/tools/one/bin/python\n"},
-        **{"modules/two/cli.js": "#!/usr/bin/env -S node --no-warnings\n"},
-    )
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/one").symlink_to(f"{home}/tools/one/bin/one")
-    (tmp_path / "bin/two").symlink_to("../modules/two/cli.js")
-    (tmp_path / "tools/one/bin/python").symlink_to(f"{home}/python/bin/python3")
-    base = [] if sys.base_prefix.startswith("/usr") else [sys.base_prefix]
-    assert host_folders([f"{home}/bin/one"]) == [
-        *base,
-        f"{home}/bin",
-        f"{home}/tools/one",
-        f"{home}/python",
-    ]
-    assert host_folders([f"{home}/bin/two"]) == [
-        *base,
-        f"{home}/bin",
-        f"{home}/modules/two/cli.js",
-        f"{home}/node",
-    ]
-    assert host_folders([f"{home}/own"]) == [*base, f"{home}/own"]
