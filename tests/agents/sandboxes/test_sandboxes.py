@@ -239,7 +239,7 @@ def test_a_deep_folder_in_the_place_of_the_tests_hinders_neither_the_verifier_no
 ):
     (tmp_path / "episodes").mkdir()
     monkeypatch.setenv("TMPDIR", f"{tmp_path}/episodes")
-    deep = "p=$(printf 'a/%.0s' $(seq 500)); for _ in 1 2 3 4; do mkdir -p $p; cd $p; done"
+    deep = "p=$(printf 'a/%.0s' $(seq 400)); for _ in 1 2 3; do mkdir -p $p; cd $p; done"
     result = outcome(tmp_path, f"mkdir /tests; cd /tests; {deep}", tests=_IF_NOTHING_BESIDE)
     assert isinstance(result, AgentResult) and result.reward == 1.0, result
     assert not os.listdir(tmp_path / "episodes")
