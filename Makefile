@@ -29,13 +29,14 @@ install = $(UV) pip install --quiet --python $(RUN) $(1) \
 FIRST_PARTS := part-python part-smollm2
 OTHER_PARTS := part-tools part-models part-appworld part-libtpu part-agents part-tau2 part-tinker
 
-.PHONY: help setup lock part-torch $(FIRST_PARTS) $(OTHER_PARTS) quickstart bfcl test test-all test-durations check lint lint-style lint-types lint-scripts lint-house docs clean
+.PHONY: help setup lock part-torch $(FIRST_PARTS) $(OTHER_PARTS) quickstart bfcl harnesses test test-all test-durations test-harnesses check lint lint-style lint-types lint-scripts lint-house docs clean
 
 help:
 	@echo "make quickstart   train the bundled example policy and show its learning curve (about 2 minutes)"
 	@echo "make bfcl         the same loop on the real BFCL v4 tasks (about 20 minutes)"
 	@echo "make test         the tests of the product (17 minutes on two slow cores)"
 	@echo "make test-all     every test: also instruments, other projects' packages, browsers, every seed"
+	@echo "make harnesses    the coding agents of config.agent.harness (2.1 GB; needs npm)"
 	@echo "make check        style, the rules of imports, and the tests of changed files (FILES='a.py b.py')"
 	@echo "make lint         ruff format, ruff check, pyright, shellcheck, and the site's links"
 	@echo "make docs         the documentation as a site, in site/"
@@ -103,6 +104,12 @@ quickstart: $(VENV)/runtime
 $(VENV)/bfcl: $(VENV)/runtime third_party/bfcl/setup.sh third_party/install.sh
 	sh third_party/bfcl/setup.sh $(RUN)
 	@touch $@
+
+harnesses: $(UV)
+	sh third_party/harnesses/setup.sh $(RUN)
+
+test-harnesses: $(VENV)/first harnesses
+	$(PYTEST) tests/agents/harnesses tests/agents/sandboxes
 
 bfcl: $(VENV)/bfcl
 	@echo "Training: configs/bfcl_tiny.py -> runs/bfcl_tiny"

@@ -3,16 +3,19 @@
 import dataclasses
 import json
 import math
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import jax
 import pytest
 import report_cases
 from places import ROOT
+from sandbox_cases import NO_SANDBOX, needs_bubblewrap
 
 from docs.tools import hardware, reference
 from seeupo_jax import envs, report
@@ -80,6 +83,15 @@ def test_the_readme_is_short_and_its_commands_were_found():
     assert len(trainings()) >= 4 and any(line.startswith("make") for line in commands())
 
 
+SANDBOXED = "sandboxed_tasks.py"  # a configuration that needs bubblewrap
+
+
+@pytest.fixture(autouse=True)
+def activated(monkeypatch):
+    """The `python` of a command is that of this environment."""
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)
+
+
 @pytest.fixture
 def with_devices(monkeypatch):
     """Lets the code see so many of this process's devices."""
@@ -90,6 +102,8 @@ def with_devices(monkeypatch):
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("line", trainings())
 def test_a_command_names_a_config_and_fields_that_pass_every_check(line, with_devices):
+    if SANDBOXED in line and NO_SANDBOX:
+        pytest.skip(NO_SANDBOX)
     processes, devices = (re.search(rf" {flag}[ =](\d+)", line) for flag in ("-n", "--devices"))
     with_devices(int(processes[1] if processes else 1) * int(devices[1] if devices else 1))
     check = check_planned if "--device_memory=" in line else check_config
@@ -156,8 +170,14 @@ def test_every_config_file_passes_every_check_and_is_in_the_readme(with_devices)
     readme = (ROOT / "README.md").read_text()
     for path in sorted((ROOT / "configs").glob("*.py")):
         assert f"configs/{path.name}" in readme
-        if "14b" not in path.name:
+        if "14b" not in path.name and path.name != SANDBOXED:
             check_config(load_config(path, BEGINS_WITH.get(path.name, [])))
+
+
+@needs_bubblewrap
+def test_the_config_of_sandboxed_tasks_passes_every_check(with_devices):
+    with_devices(1)
+    check_config(load_config(ROOT / "configs" / SANDBOXED))
 
 
 ARCHITECTURES = ROOT / "seeupo_jax" / "assets" / "architectures"

@@ -51,6 +51,7 @@ class AgentHost:
     timeout_s: seconds that an agent may be without an open call.
     close_endpoint: ends the endpoint, after all agents have ended.
     data: additional data of a task, by task and split.
+    volatile: as of `Harness`.
     """
 
     runner: Runner
@@ -60,6 +61,7 @@ class AgentHost:
     timeout_s: float
     data: Callable[[str, str], Any] = lambda task_id, split: None
     close_endpoint: Callable[[], None] = lambda: None
+    volatile: Sequence[str] = ()
 
     def player(self, worker: RolloutWorker, options: CollectionOptions) -> AgentPlayer:
         return AgentPlayer(self, worker, options)
@@ -205,7 +207,8 @@ class AgentPlayer:
         raise AssertionError("agents are never prefetched")
 
     def open(self, key: int, request: EpisodeRequest) -> None:
-        lineages = Lineages(self._worker.tokenizer, self._host.form.tool_format)
+        tool_format, volatile = self._host.form.tool_format, self._host.volatile
+        lineages = Lineages(self._worker.tokenizer, tool_format, volatile)
         names = role_names(self._worker.roles)
         slot = self._slots.pop()
         episode = AgentEpisode(request, slot, lineages=lineages, role_names=names)

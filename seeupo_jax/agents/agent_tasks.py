@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from seeupo_jax import envs
+from seeupo_jax.agents.harnesses.harness_task import check_harness_task
 from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import (
@@ -22,6 +23,7 @@ from seeupo_jax.envs.base import Tasks, TaskShare
 from seeupo_jax.envs.tasks import list_task_shares, list_tasks, task_labels, task_reference
 from seeupo_jax.tasks.records import open_records
 from seeupo_jax.tasks.row_list import short
+from seeupo_jax.tasks.task_folders import TaskFolders, find_folder
 
 TRAIN = "train"  # the split of a line that names none
 _FIELD = "config.agent.tasks"  # names a file of tasks
@@ -56,15 +58,18 @@ class AgentTasks(Tasks, Protocol):
 def find_tasks(config: Config) -> AgentTasks:
     """Finds the tasks of an agent.
 
-    They come from the file `config.agent.tasks`, else from a function `task_ids(split)` in the
-    module of the agent's function, else from `config.env`.
+    They come from the folder `config.tasks`, else from the file `config.agent.tasks`, else from a
+    function `task_ids(split)` in the module of the agent's function, else from `config.env`.
 
     Raises:
       ValueError: the file or the environment has no valid tasks.
     """
     agent = config.agent
+    if config.tasks is not None:
+        return TaskFolders(find_folder(config.tasks), local=config.sandbox.runtime == "local")
     if agent.tasks is not None:
-        return _read_tasks(Path(agent.tasks))
+        check = None if agent.harness is None else check_harness_task
+        return _read_tasks(Path(agent.tasks), check)
     task_ids = None if agent.name is None else attribute_beside(agent.name, "task_ids")
     if task_ids is not None:
         labels, reference = (
@@ -87,6 +92,8 @@ def misspelt_functions(agent: Agent) -> dict[str, str]:
 def describe_tasks(config: Config) -> str:
     """Describes the place where `find_tasks` finds the tasks."""
     agent = config.agent
+    if config.tasks is not None:
+        return config.tasks
     if agent.tasks is not None:
         return agent.tasks
     if agent.name is not None and attribute_beside(agent.name, "task_ids") is not None:
@@ -173,10 +180,13 @@ class _FileTasks:
         pass
 
 
-def _read_tasks(path: Path) -> AgentTasks:
+def _read_tasks(path: Path, check: Callable[[Mapping[str, Any]], Any] | None) -> AgentTasks:
     """Reads the tasks of a file: one per row, with `task_id` and optional `split`, `labels`.
 
     All other columns of a row are the task's data.
+
+    Args:
+      check: raises ValueError for a task's data that the agent cannot read; None: it reads any.
 
     Raises:
       ValueError: there is no such file, it has no task, or a line is invalid; names the line.
@@ -187,6 +197,8 @@ def _read_tasks(path: Path) -> AgentTasks:
     for number in range(len(records)):
         where = records.where(number)
         split, task_id, task = _read_row(records[number], where)
+        if check is not None:
+            _check_data(check, task.data, where)
         if task_id in splits.setdefault(split, {}):
             raise ValueError(
                 f"{where}: got task_id {short(task_id)} a second time in the split {split!r};"
@@ -221,6 +233,15 @@ def _read_row(fields: dict[str, Any], where: str) -> tuple[str, str, _Line]:
             _check_text(name, "a label's name", where)
             _check_text(label, f"labels[{name!r}]", where)
     return split, task_id, _Line(labels, fields)
+
+
+def _check_data(
+    check: Callable[[Mapping[str, Any]], Any], data: Mapping[str, Any], where: str
+) -> None:
+    try:
+        check(data)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def _check_text(value: Any, name: str, where: str) -> None:

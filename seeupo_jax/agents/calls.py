@@ -231,7 +231,8 @@ class AgentResult:
 class AgentFailure(Failure):
     """The failure of an agent.
 
-    cause: exception | exit | crash | memory | output | result | timeout.
+    cause: exception | exit | crash | memory | output | result | timeout, and in a sandbox limit,
+      verifier and sandbox.
     answered: the result that it counts as if the policy has answered a call; None: still a failure.
     """
 

@@ -45,10 +45,11 @@ class ConversationCache:
     Args:
       most: limit of the tokens of all conversations, each counted in full.
       on_evicted: receives the key of an evicted conversation.
+      volatile: as of `Lineages`.
     """
 
-    def __init__(self, most: int, on_evicted: Callable[[int], None]):
-        self._most, self._on_evicted = most, on_evicted
+    def __init__(self, most: int, on_evicted: Callable[[int], None], volatile: Sequence[str] = ()):
+        self._most, self._on_evicted, self._volatile = most, on_evicted, tuple(volatile)
         self._answered: OrderedDict[bytes, tuple[int, CachedConversation]] = OrderedDict()
         self._tokens = 0
 
@@ -57,7 +58,7 @@ class ConversationCache:
 
     def find(self, messages: Sequence[HistoryMessage], tools: Sequence[Tool]) -> CacheHit | None:
         """Finds the longest cached conversation with which a history starts; None: none does."""
-        digests = list(history_digests(messages, tools))
+        digests = list(history_digests(messages, tools, volatile=self._volatile))
         for count in range(len(messages), 0, -1):
             digest = digests[count]
             if digest not in self._answered:
@@ -81,7 +82,7 @@ class ConversationCache:
           key: passed to `on_evicted`.
           messages: the history, with the sampled answer as its last message.
         """
-        *_, digest = history_digests(messages, tools)
+        *_, digest = history_digests(messages, tools, volatile=self._volatile)
         self._evict(digest)  # another sample of the same text
         self._answered[digest] = (key, answered)
         self._tokens += answered.tokens

@@ -41,7 +41,7 @@ try:
         responses,
     )
     from seeupo_jax.agents.dialects.exchange import Caller, Dialect, Event, Exchange
-    from seeupo_jax.agents.dialects.request_body import parse_json
+    from seeupo_jax.agents.dialects.request_body import leave_out_media, parse_json
     from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
     from seeupo_jax.agents.dialects.token_counts import COUNT_TOKENS, TOKENIZE, TokenQuestion
     from seeupo_jax.agents.endpoint_http import (
@@ -291,6 +291,8 @@ class Endpoint:
                 tree = parse_json(body)
             except ValueError as error:
                 raise CallRefused(f"the body: {error}.", code="invalid_json") from None
+            if client.rules.without_media:
+                caller.ignored += leave_out_media(tree)
             if isinstance(tree, dict) and tree.get("model") in self._roles:
                 caller.model = caller.role = tree["model"]
             return read_tree(tree, caller)

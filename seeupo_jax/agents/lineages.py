@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -96,10 +97,12 @@ class Lineages:
 
     Args:
       tool_format: the format in which calls are written.
+      volatile: patterns of texts in system messages that two calls of one conversation may have
+        in different forms; the policy reads that of the first call.
     """
 
-    def __init__(self, tokenizer: Tokenizer, tool_format: ToolFormat):
-        self._tokenizer, self._format = tokenizer, tool_format
+    def __init__(self, tokenizer: Tokenizer, tool_format: ToolFormat, volatile: Sequence[str] = ()):
+        self._tokenizer, self._format, self._volatile = tokenizer, tool_format, tuple(volatile)
         self._turns: list[LineageTurn] = []  # open or answered
         self._tips: dict[int, LineageTurn] = {}  # the last turn of each lineage
         self._roles: dict[int, str] = {}  # of each lineage
@@ -130,7 +133,7 @@ class Lineages:
         Raises:
           ValueError: the tokenizer rejects the messages.
         """
-        digests = list(history_digests(call.messages, call.tools, call.role))
+        digests = list(history_digests(call.messages, call.tools, call.role, self._volatile))
         tools = self._listed.setdefault(json.dumps(call.tools), call.tools)
         parent, shared = self._continued(digests, call.messages)
         new = call.messages[shared:]
@@ -335,14 +338,29 @@ def plain_text(message: HistoryMessage) -> str:
 
 
 def history_digests(
-    messages: Sequence[HistoryMessage], tools: Sequence[Tool], role: str = ""
+    messages: Sequence[HistoryMessage],
+    tools: Sequence[Tool],
+    role: str = "",
+    volatile: Sequence[str] = (),
 ) -> Iterator[bytes]:
-    """Yields the digests of the first 0, 1, 2, ... messages of a role with these tools."""
+    """Yields the digests of the first 0, 1, 2, ... messages of a role with these tools.
+
+    Args:
+      volatile: as of `Lineages`; histories that differ only in these texts have the same digests.
+    """
     digest = hashlib.sha256(role.encode() + canonical_json(tools).encode()).digest()
     yield digest
     for message in messages:
-        digest = extend_digest(digest, message)
+        digest = extend_digest(digest, _without(volatile, message))
         yield digest
+
+
+def _without(volatile: Sequence[str], message: HistoryMessage) -> HistoryMessage:
+    """The same message without its volatile texts, if it is the system's."""
+    if message.role != "system" or not volatile:
+        return message
+    content = re.sub("|".join(volatile), "", message.content, flags=re.MULTILINE)
+    return replace(message, content=content)
 
 
 def extend_digest(digest: bytes, message: HistoryMessage) -> bytes:

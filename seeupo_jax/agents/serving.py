@@ -28,6 +28,7 @@ from seeupo_jax.agents.calls import (
     form_refusal,
 )
 from seeupo_jax.agents.conversation_cache import CachedConversation, ConversationCache
+from seeupo_jax.agents.harnesses.table import VOLATILE
 from seeupo_jax.agents.lineages import check_length, to_tokenizer_message
 from seeupo_jax.agents.sampled_text import SampledText, likeliest, token_bytes
 from seeupo_jax.agents.serving_changes import Change, ServingChanges, awaited
@@ -102,7 +103,7 @@ class ServingSession:
     ):
         self._engine, self._tokenizer, self._form = engine, tokenizer, form
         self._max_action_tokens, self._max_context = max_action_tokens, max_context
-        self._cache = ConversationCache(cache_tokens, engine.release)
+        self._cache = ConversationCache(cache_tokens, engine.release, VOLATILE)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._open: dict[int, _Sampling] = {}
         self._held: list[WaitingCall[Completion]] = []  # calls that have to wait before they begin

@@ -19,13 +19,16 @@ from typing import Any
 import jax
 
 import seeupo_jax
-from seeupo_jax.cli.file_digests import file_digest, file_digests, model_digests
+from seeupo_jax.cli.file_digests import file_digest, file_digests, folder_digest, model_digests
 from seeupo_jax.cli.user_sources import code_digests, named_code
+from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.config_file import PACKAGE, code_of
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import expand_home
 from seeupo_jax.metrics.run_manifest import PACKAGES, versions
+from seeupo_jax.tasks.records import open_records
+from seeupo_jax.tasks.task_folders import find_folder
 
 # Settings of jax that concern one host alone: logs, dumps, caches, addresses, its own devices.
 _OF_ONE_HOST = re.compile(
@@ -68,10 +71,24 @@ def host_settings(config: Config, config_file: str | None = None) -> dict[str, s
     found |= _jax_settings()
     found |= {f"config.{name}": json.dumps(x, sort_keys=True) for name, x in values.items()}
     found |= _files(values, environments)
+    for folder in _harness_folders(config.agent):
+        found[f"folder {folder} of config.agent.tasks"] = folder_digest(Path(folder))
     code = {} if config_file is None else {"--config": code_of(config_file)}
     for field, name in (code | dict(_codes(values))).items():
         found |= {f"{what}, for {field}": x for what, x in code_digests(name).items()}
     return found
+
+
+def _harness_folders(agent: Agent) -> list[str]:
+    """The folders that the tasks of a harness name, each once; empty if they cannot be read."""
+    if agent.harness is None or agent.tasks is None:
+        return []
+    try:
+        records = open_records(agent.tasks, "config.agent.tasks")
+        folders = [records[number].get("folder") for number in range(len(records))]
+    except ValueError:  # the check of the tasks says what is wrong
+        return []
+    return sorted({folder for folder in folders if isinstance(folder, str) and folder})
 
 
 def _own_source() -> str:
@@ -128,6 +145,10 @@ def _files(
     for place in _words(values["agent"]["command"] or ""):
         if _is_script(Path(place)):
             found[f"file {place} of config.agent.command"] = file_digest(place)
+    if values["tasks"] is not None:
+        found[f"folder of config.tasks={values['tasks']}"] = folder_digest(
+            find_folder(values["tasks"])
+        )
     for name, options in environments:
         folder = options.get(_TASK_FOLDERS.get(name))
         if isinstance(folder, str):

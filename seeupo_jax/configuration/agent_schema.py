@@ -16,18 +16,26 @@ TOOL_FORMATS = (
     *("deepseek_v3", "deepseek_v31", "kimi", "gemma", "harmony"),
 )
 UNCONSTRAINED = ("gemma",)  # no grammar of calls
+# As in `agents.harnesses`; a test compares them.
+HARNESS_NAMES = ("claude_code", "codex", "mini_swe_agent", "opencode", "qwen_code")
 
 
 @dataclass(frozen=True)
 class Agent:
-    """An agent with a loop of its own; with no name and no command the environment plays."""
+    """An agent with a loop of its own; with no name, command and harness the environment plays."""
 
     name: str | None = path_field(
         "module:function or FILE.py:function", lambda value: ":" in value.strip(":")
     )
     """An async function that takes (task, client) and returns a reward or an AgentResult."""
     command: str | None = checked(None, "a command line", lambda value: bool(value.strip()))
-    """A command line without a shell, which is started once for each episode."""
+    """A command line without a shell, which is started once for each episode; with a harness, its
+    program and further arguments; none: the harness's program on the PATH."""
+    harness: str | None = checked(
+        None, f"one of {', '.join(HARNESS_NAMES)}", lambda value: value in HARNESS_NAMES
+    )
+    """A coding agent that others wrote, started without a terminal for the instruction of each
+    task; its tasks have an instruction and a check, or are those of config.tasks."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     """Keyword arguments of the function."""
     tasks: str | None = path_field()
@@ -62,19 +70,20 @@ class Agent:
     @property
     def given(self) -> bool:
         """Whether an agent plays the episodes, and not the environment."""
-        return self.name is not None or self.command is not None
+        return not (self.name is None and self.command is None and self.harness is None)
 
     @property
     def label(self) -> str:
         """The agent's name in logs and reports."""
-        return self.name if self.name is not None else str(self.command)
+        return self.name or self.harness or str(self.command)
 
 
-def check_agent(agent: Agent, grammar: str | None) -> None:
+def check_agent(agent: Agent, grammar: str | None, *, task_folders: bool) -> None:
     """Checks fields that do not go together.
 
     Args:
       grammar: `config.rollout.grammar`.
+      task_folders: whether `config.tasks` is given.
 
     Raises:
       ValueError: one sentence with the field, what was got and what is allowed.
@@ -84,6 +93,8 @@ def check_agent(agent: Agent, grammar: str | None) -> None:
             f"config.agent.command: got {agent.command!r} with config.agent.name={agent.name};"
             " allowed: one of the two."
         )
+    if agent.harness is not None:
+        _check_harness(agent, task_folders)
     if grammar == "tool_calls" and agent.tool_format in UNCONSTRAINED:
         others = [name for name in TOOL_FORMATS if name not in UNCONSTRAINED]
         raise ValueError(
@@ -98,10 +109,23 @@ def check_agent(agent: Agent, grammar: str | None) -> None:
     if agent.tasks is not None and not agent.given:
         raise ValueError(
             f"config.agent.tasks: got {agent.tasks!r} without an agent; allowed: none, unless"
-            " config.agent.name or config.agent.command is given."
+            " config.agent.name, config.agent.command or config.agent.harness is given."
         )
-    if agent.memory_mib is not None and agent.command is None:
+    if agent.memory_mib is not None and agent.command is None and agent.harness is None:
         raise ValueError(
             f"config.agent.memory_mib: got {agent.memory_mib}; allowed: none, unless"
-            " config.agent.command is given."
+            " config.agent.command or config.agent.harness is given."
+        )
+
+
+def _check_harness(agent: Agent, task_folders: bool) -> None:
+    if agent.name is not None:
+        raise ValueError(
+            f"config.agent.harness: got {agent.harness!r} with config.agent.name={agent.name};"
+            " allowed: one of the two."
+        )
+    if agent.tasks is None and not task_folders:
+        raise ValueError(
+            f"config.agent.harness: got {agent.harness!r} without config.agent.tasks; allowed: a"
+            " file of tasks with an instruction and a check, or config.tasks instead."
         )

@@ -22,6 +22,7 @@ from seeupo_jax.configuration.rules.algorithm_rules import (
 )
 from seeupo_jax.configuration.rules.asynchronous_rules import check_asynchronous
 from seeupo_jax.configuration.rules.server_rules import check_servers
+from seeupo_jax.configuration.sandbox_schema import check_sandboxed_tasks
 from seeupo_jax.configuration.schema import Config, Curriculum, recipe_fields
 from seeupo_jax.configuration.teacher_schema import check_teacher
 from seeupo_jax.configuration.user_code import shown
@@ -157,7 +158,8 @@ def _check_combination(config: Config, recipe: Mapping[str, Any]) -> None:
     check_teacher(config.teacher, algorithm, rollout.temperature)
     check_rewards(config.rewards)
     check_weights(algorithm, config.rewards)
-    check_agent(config.agent, rollout.grammar)
+    check_agent(config.agent, rollout.grammar, task_folders=config.tasks is not None)
+    check_sandboxed_tasks(config.tasks, config.sandbox, config.agent)
     check_roles(config.roles, algorithm)
     if config.judge != Judge() and algorithm.forks.kind != "candidates":
         raise ValueError(

@@ -30,7 +30,7 @@ DECISIONS: Mapping[str, Mapping[Decision, str]] = {
     "": {
         C: "log_checksum",
         A: "iterations recipe stop_after_idle",
-        R: "seed rewards roles",
+        R: "seed tasks rewards roles",
     },
     "rewards[]": {C: "concurrency timeout_s", R: "function weight name options"},
     "judge": {C: "concurrency timeout_s", R: "function options"},
@@ -51,8 +51,10 @@ DECISIONS: Mapping[str, Mapping[Decision, str]] = {
     },
     "agent": {
         C: "memory_mib output_kib request_kib host port",
-        R: "name command options tasks tool_format thoughts timeout_s ignore_sampling constraints",
+        R: "name command harness options tasks tool_format thoughts timeout_s ignore_sampling"
+        " constraints",
     },
+    "sandbox": {C: "runtime processes visible", R: "memory_mib timeout_scale solution"},
     "mesh": {C: "data fsdp expert context tensor"},
     "offload": {C: "optimizer reference teacher"},
     "algorithm": {
@@ -92,7 +94,8 @@ DECISIONS: Mapping[str, Mapping[Decision, str]] = {
     "telemetry": {A: "trackers display trajectory_share trajectory_mib entropy"},
 }
 # Which trajectories are sampled, but for the policy.
-SAMPLING = ("seed", "rollout", "env", "rewards", "roles", "agent", "curriculum", "judge")
+SAMPLING = ("seed", "tasks", "rollout", "env", "rewards", "roles", "agent", "sandbox")
+SAMPLING += ("curriculum", "judge")
 # Parts of the configuration that a kind of run reads, and that have fields which may not change.
 TRAINING_PARTS = (*SAMPLING, "teacher", "model", "warm_start", "evaluation")
 SUPERVISED_PARTS = ("seed", "model", "sft")

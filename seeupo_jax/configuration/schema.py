@@ -22,6 +22,7 @@ from seeupo_jax.configuration.optimizer_schema import Optimizer
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.configuration.reward import Judge, Reward, reward_weights
 from seeupo_jax.configuration.role_schema import Role
+from seeupo_jax.configuration.sandbox_schema import TASK_FOLDERS, Sandbox
 from seeupo_jax.configuration.supervised_schema import Sft, WarmStart
 from seeupo_jax.configuration.teacher_schema import Teacher
 from seeupo_jax.configuration.user_code import cached_by_name, describe, import_attribute, shown
@@ -283,6 +284,12 @@ class Config:
     """Log state/checksum, an exact fingerprint of parameters and optimizer state."""
     stop_after_idle: int | None = at_least(1, 10)
     """Iterations in a row in which no reward moves a parameter, which end a run; none: none do."""
+    tasks: str | None = path_field(
+        f"{TASK_FOLDERS}FOLDER",
+        lambda v: v.startswith(TASK_FOLDERS) and v != TASK_FOLDERS,
+    )
+    """Tasks as folders in Harbor's form, which an agent's program plays in sandboxes; none: those
+    of config.agent or config.env."""
     rewards: tuple[Reward, ...] = ()
     """Functions that pay besides the environment, and what each named reward weighs."""
     roles: tuple[Role, ...] = ()
@@ -295,6 +302,7 @@ class Config:
     chat: Chat = dataclasses.field(default_factory=Chat)
     env: Env = dataclasses.field(default_factory=Env)
     agent: Agent = dataclasses.field(default_factory=Agent)
+    sandbox: Sandbox = Sandbox()
     mesh: Mesh = Mesh()
     offload: Offload = Offload()
     algorithm: Algorithm = None  # type: ignore[assignment]  # default: the recipe's

@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from seeupo_jax import envs
 from seeupo_jax.agents.agent_player import AgentHost
-from seeupo_jax.agents.agent_tasks import AgentTasks, misspelt_functions
+from seeupo_jax.agents.agent_tasks import AgentTasks, find_tasks, misspelt_functions
 from seeupo_jax.agents.answer_form import AnswerForm, resolve_form
 from seeupo_jax.agents.calls import Access, Runner, Session
 from seeupo_jax.agents.control import Control
+from seeupo_jax.agents.harnesses.table import HARNESSES
 from seeupo_jax.agents.openai_server import OpenAIServer
-from seeupo_jax.agents.runners.command_agents import CommandAgents, split_command
+from seeupo_jax.agents.runners.command_agents import CommandAgents, agent_words, program_words
 from seeupo_jax.agents.runners.function_agents import FunctionAgents, load_function, open_clients
+from seeupo_jax.agents.sandboxes.sandbox_checks import check_sandboxes
+from seeupo_jax.agents.sandboxes.sandboxes import Sandboxes
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.role_schema import POLICY, role_names
 from seeupo_jax.configuration.schema import Config
@@ -33,6 +36,7 @@ from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.rollout.environment_player import EnvironmentHost
 from seeupo_jax.rollout.player import Host
+from seeupo_jax.tasks.task_folders import TaskFolders
 
 if TYPE_CHECKING:
     from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
@@ -59,7 +63,9 @@ def check_host(config: Config) -> None:
 
         if agent.name is not None:
             open_clients()
-        _ = load_function(agent) if agent.name is not None else split_command(agent)
+        _ = load_function(agent) if agent.name is not None else _words(config)
+        if config.tasks is not None and isinstance(tasks := find_tasks(config), TaskFolders):
+            check_sandboxes(_sandboxes(config, tasks))
         return _warn_of_names(f"config.agent.name: {agent.name}", misspelt_functions(agent))
     for name, options in _parts(env.name, env.options):
         _check_own_limit(name, options, env.timeout_s)
@@ -298,15 +304,20 @@ def build_host(
     def open_key(session: Session, temperature: float | None) -> Access:
         return endpoint.open_key(session, sampling=_sampling_rules(config, temperature))
 
+    # A verifier makes no calls, and the driver of its sandbox ends it.
+    verifying_s = 0.0
+    if isinstance(tasks, TaskFolders):
+        verifying_s = tasks.verifier_timeout_s * config.sandbox.timeout_scale
     endpoint.start(agent.host, agent.port)
     log(f"agents call the policy at {endpoint.base_url}")
     return AgentHost(
-        runner=build_runner(config),
+        runner=build_runner(config, tasks),
         open_key=open_key,
         close_key=endpoint.close_key,
         form=form,
-        timeout_s=agent.timeout_s,
+        timeout_s=agent.timeout_s + verifying_s,
         data=tasks.data,
+        volatile=() if agent.harness is None else HARNESSES[agent.harness].volatile,
         close_endpoint=endpoint.close,
     )
 
@@ -385,9 +396,11 @@ def _sampling_rules(
 
     rollout, agent = config.rollout, config.agent
     flags = {
-        "ignore": agent.ignore_sampling,
+        # A harness asks for what its authors chose, and cannot be told otherwise.
+        "ignore": agent.ignore_sampling or agent.harness is not None,
         "serves": serves,
         "constrains": serves or agent.constraints,
+        "without_media": agent.harness is not None,  # its tools read any file
     }
     if rollout.top_k == 1:
         return SamplingRules(0.0, **flags)
@@ -395,15 +408,31 @@ def _sampling_rules(
     return SamplingRules(temperature, rollout.top_p, rollout.top_k, **flags)
 
 
-def build_runner(config: Config) -> Runner:
-    """Builds the runner of `config.agent`."""
-    agent, most = config.agent, config.env.max_reward
+def build_runner(config: Config, tasks: AgentTasks) -> Runner:
+    """Builds the runner of `config.agent`, in sandboxes for tasks that are folders."""
+    agent, most, sandboxes = config.agent, config.env.max_reward, None
     if agent.name is not None:
         return FunctionAgents(agent.name, load_function(agent), max_reward=most)
+    words = _words(config)
+    if isinstance(tasks, TaskFolders):
+        sandboxes = _sandboxes(config, tasks)
     return CommandAgents(
-        split_command(agent),
+        words,
         model=MODEL,
         memory_mib=agent.memory_mib,
         output_kib=agent.output_kib,
         max_reward=most,
+        sandboxes=sandboxes,
     )
+
+
+def _sandboxes(config: Config, tasks: TaskFolders) -> Sandboxes:
+    return Sandboxes(config.sandbox, tasks, _words(config), config.agent, config.rollout)
+
+
+def _words(config: Config) -> list[str]:
+    """The words of the agent's command line; in a sandbox, those of its program."""
+    agent, rollout = config.agent, config.rollout
+    if config.tasks is not None:
+        return program_words(agent, in_image=config.sandbox.runtime != "local")
+    return agent_words(agent, max_context=rollout.max_context, max_answer=rollout.max_action_tokens)

@@ -185,7 +185,11 @@ def evaluation_settings(
     if config.roles:
         values["config.roles"] = decisive["roles"]
     if config.agent.given:
-        values["config.agent"] = decisive["agent"]
+        left_out = ("harness",) if config.agent.harness is None else ()  # as above
+        agent = decisive["agent"].items()
+        values["config.agent"] = {name: x for name, x in agent if name not in left_out}
+    if config.tasks is not None:
+        values |= {"config.tasks": config.tasks, "config.sandbox": decisive["sandbox"]}
     if chat is not None:
         values |= {
             f"chat.{name}": value for name, value in chat.items() if name != "roles" or value

@@ -38,11 +38,15 @@ def sampling_hash(config: Config) -> str:
         ("rewards", config.rewards),
         ("roles", config.roles),
         ("agent", config.agent.given),
+        ("tasks", config.tasks is not None),
+        ("sandbox", config.tasks is not None),
         ("curriculum", drawn),
         ("judge", config.judge != Judge()),
     ):
         if not given:  # stored rollouts of versions that had none stay usable
             del same[part]
+    if config.agent.given and config.agent.harness is None:  # as above
+        same["agent"] = {name: x for name, x in same["agent"].items() if name != "harness"}
     # Without compute options, written as earlier versions did for remat=none.
     model = replace(config.model, remat="none", attention="auto", scan_layers=False)
     chat = str(config.chat).replace(", roles={}", "")  # as above

@@ -196,3 +196,27 @@ def test_a_run_resumes_and_an_evaluation_goes_on_with_the_same_agent_wherever_it
     reported = [evaluation_settings(from_dict({"agent": x}), "test", 1, {}) for x in (plain, first)]
     assert "config.agent" not in reported[0] and reported[1]["config.agent"]["command"] == "sh a"
     assert not {"host", "port", "output_kib"} & reported[1]["config.agent"].keys()
+
+
+def test_a_run_resumes_with_the_same_task_folders_whichever_runtime_isolates_them():
+    plain = {"agent": {"command": "sh a"}}
+    first = plain | {"tasks": "harbor:a"}
+    saved = to_dict(from_dict(first))
+    check_same_run(from_dict(first | {"sandbox": {"runtime": "podman", "processes": 9}}), saved)
+    older = to_dict(from_dict(plain))
+    del older["tasks"], older["sandbox"], older["agent"]["harness"]  # of a version that had none
+    check_same_run(from_dict(plain), older)
+    refused = {
+        "config.tasks: got": first | {"tasks": "harbor:b"},
+        "config.sandbox.memory_mib: got 9": first | {"sandbox": {"memory_mib": 9}},
+        "config.sandbox.solution: got True": first | {"sandbox": {"solution": True}},
+        "config.agent.harness: got 'codex'": first
+        | {"agent": {"command": "sh a", "harness": "codex"}},
+    }
+    for sentence, other in refused.items():
+        with pytest.raises(ValueError, match=f"{sentence}.*Choose a new workdir"):
+            check_same_run(from_dict(other), saved)
+    with pytest.raises(ValueError, match="config.tasks: got .*Choose a new workdir"):
+        check_same_run(from_dict(first), older)
+    made = {sampling_hash(from_dict(each)) for each in (plain, first, *refused.values())}
+    assert len(made) == 2 + len(refused)

@@ -85,3 +85,12 @@ def test_conversations_not_used_for_longest_are_forgotten(remembered, forgotten)
     assert forgotten == [2, 3]
     remembered.add(5, [USER, NEXT, OURS], (), answered(1000))  # the latest is never forgotten
     assert forgotten == [2, 3, 1, 4] and len(remembered) == 1
+
+
+def test_volatile_texts_of_a_system_message_are_not_compared():
+    cache = ConversationCache(100, lambda key: None, (r"^billing: .*$",))
+    system = [HistoryMessage("system", f"billing: {number}\nbe brief") for number in (1, 2)]
+    cache.add(1, [system[0], USER, OURS], (), answered(10))
+    assert cache.find([system[1], USER, OURS, NEXT], ()).answered.tokens == 10
+    other = HistoryMessage("system", "billing: 1\nbe long")
+    assert cache.find([other, USER, OURS, NEXT], ()) is None

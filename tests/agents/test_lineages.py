@@ -483,3 +483,31 @@ def test_random_agents_against_a_naive_oracle(seed):
     assert sorted(itertools.chain(*turns)) == list(range(len(answered))) == [*range(lineages.turns)]
     assert seen["goes on"] >= 5 and len(got) >= 3
     assert all((s.logp_L == np.where(s.turn_L >= 0, -1, 0)).all() for s in lineages.segments())
+
+
+BILLED = r"^billing: .*$"
+
+
+@pytest.mark.parametrize("volatile, count", [((BILLED,), 1), ((), 2)])
+def test_volatile_texts_of_a_system_message_do_not_begin_a_lineage(volatile, count):
+    lineages = Lineages(CharTokenizer(), HERMES, volatile)
+    system = [HistoryMessage("system", f"billing: {number}\nbe brief") for number in (1, 2)]
+    said = play(lineages, ask(system[0], "go"), "one")
+    play(lineages, ask(system[1], "go", said, "on"), "two")
+    assert lineages.count == count
+    if volatile:  # the policy keeps the text that it read first
+        first = "/billing: 1\nbe brief//go//"
+        assert segments(lineages) == [[first, (0, "one/"), "/on//", (1, "two/")]]
+
+
+def test_volatile_texts_count_in_other_messages_and_beside_other_words():
+    lineages = Lineages(CharTokenizer(), HERMES, (BILLED,))
+    said = play(
+        lineages, ask(HistoryMessage("system", "billing: 1\nbe brief"), "billing: 1"), "one"
+    )
+    for system, asked in (
+        ("billing: 1\nbe long", "billing: 1"),
+        ("billing: 1\nbe brief", "billing: 2"),
+    ):
+        play(lineages, ask(HistoryMessage("system", system), asked, said, "on"), "two")
+    assert lineages.count == 3

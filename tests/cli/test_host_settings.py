@@ -111,6 +111,29 @@ def test_files_that_the_configuration_names_are_compared(fields, named, tmp_path
     assert placed(named) in differing(change, fields)
 
 
+def test_the_folders_of_a_harnesss_tasks_are_compared(tmp_path):
+    tasks, folder = tmp_path / "tasks.jsonl", tmp_path / "work"
+    (folder / "sub").mkdir(parents=True)
+    tasks.write_text(json.dumps({"task_id": "t", "folder": str(folder)}))
+    fields = {"agent": {"harness": "codex", "tasks": str(tasks)}}
+    for change in (
+        lambda: (folder / "sub/a.txt").write_text("1"),
+        lambda: (folder / "sub/a.txt").write_text("2"),
+        lambda: (folder / "sub/a.txt").rename(folder / "a.txt"),
+    ):
+        assert differing(change, fields) == [f"folder {folder} of config.agent.tasks"]
+    tasks.write_text("no task")  # its check says so
+    host_settings(from_dict(fields))
+
+
+def test_the_folders_of_sandboxed_tasks_are_compared(tmp_path):
+    fields = {"agent": {"command": "sh a"}, "tasks": f"harbor:{tmp_path}"}
+    file = tmp_path / "one" / "task.toml"
+    file.parent.mkdir()
+    for change in (lambda: file.write_text("1"), lambda: file.write_text("2")):
+        assert differing(change, fields) == [f"folder of config.tasks=harbor:{tmp_path}"]
+
+
 MODULE = "import sub_module\n\n\nclass Env:\n    pass\n\n\ndef score(episode):\n    return 0\n"
 
 

@@ -61,6 +61,19 @@ def test_rewards_and_agents_are_among_the_settings_but_not_how_they_are_called()
         assert not differing(settings(), settings(free))
 
 
+def test_the_folder_of_tasks_and_what_limits_them_are_among_the_settings():
+    def played(*more):
+        return settings("agent.harness=codex", "tasks=harbor:a", *more)
+
+    plain, agent = settings("agent.command=codex"), {"config.agent"}
+    assert "harness" not in plain["config.agent"]  # as in files of versions that had none
+    assert differing(plain, played()) == {"config.agent", "config.tasks", "config.sandbox"}
+    assert differing(played(), played("tasks=harbor:b")) == {"config.tasks"}
+    assert differing(played(), played("agent.harness=opencode")) == agent
+    assert differing(played(), played("sandbox.memory_mib=9")) == {"config.sandbox"}
+    assert not differing(played(), played("sandbox.runtime=podman", "sandbox.processes=9"))
+
+
 def test_the_split_k_and_the_policy_are_among_the_settings():
     given = evaluation_settings(from_dict({}), "dev", 2, {"iteration": 5, "policy": "abc"})
     wanted = {"split": "dev", "k": 2, "iteration": 5, "policy": "abc"}

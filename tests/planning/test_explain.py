@@ -615,3 +615,24 @@ def test_an_agent_is_told_with_its_limits_and_where_the_policy_is_served(tmp_pat
     assert source == f"tasks: {tasks}" and at_once.startswith("7 at once, ")
     assert "on 127.0.0.1, 8000, " in served and served.endswith("ignored and counted")
     assert episode_section(load_config(QUICKSTART))[0] == "environment"
+
+
+def test_sandboxed_tasks_are_told_with_their_number_and_limits():
+    config = load_config(ROOT / "configs" / "sandboxed_tasks.py")
+    _, (runs, source, sandbox, *_) = episode_section(config)
+    assert runs.startswith("python docs/examples/agents/shell_agent.py: a process group")
+    assert source == "tasks: harbor:package:sandboxed_tasks"
+    assert sandbox == (
+        "7 train, 3 test; each episode in a sandbox (local): no network but the policy, the task's"
+        " memory, at most 256 processes, the task's time limits x 10"
+    )
+    others = ["memory_mib=1024", "processes=64", "timeout_scale=2.5", "solution=True"]
+    others += ["runtime=podman", 'visible=["/opt/agent"]']
+    fields = [f"sandbox.{each}" for each in others] + ["agent.command=none", "agent.harness=codex"]
+    _, (runs, _, sandbox, *_, served) = episode_section(load_config(config, fields))
+    assert runs.startswith("codex: a process group") and served.endswith("ignored and counted")
+    assert sandbox == (
+        "7 train, 3 test; each episode in a sandbox (podman): no network but the policy, 1,024 MiB"
+        " of memory, at most 64 processes, the task's time limits x 2.5; it sees /opt/agent; it"
+        " sees the solution"
+    )

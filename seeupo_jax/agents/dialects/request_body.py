@@ -160,6 +160,35 @@ def _remove(tree: Any, path: Path) -> None:
     del tree[path[-1]]
 
 
+# Types of parts that are no text, each with the type of a text beside them.
+_MEDIA = {
+    **dict.fromkeys(("image", "document", "image_url", "file", "input_audio"), "text"),
+    **dict.fromkeys(("input_image", "input_file"), "input_text"),
+}
+
+
+def leave_out_media(tree: Any) -> list[str]:
+    """Replaces the images, files and sounds of a request's messages by a text that names them.
+
+    Returns: the names of the fields that had them, such as `messages[2].content[0]`.
+    """
+    found: list[str] = []
+    for field in ("messages", "input") if isinstance(tree, dict) else ():
+        _replace_media(tree.get(field), (field,), found)
+    return found
+
+
+def _replace_media(parts: Any, path: Path, found: list[str]) -> None:
+    for index, part in enumerate(parts) if isinstance(parts, list) else ():
+        kind, place = (part.get("type") if isinstance(part, dict) else None), (*path, index)
+        if isinstance(kind, str) and kind in _MEDIA:
+            parts[index] = {"type": _MEDIA[kind], "text": f"[{kind} left out]"}
+            found.append(show_path(place))
+        elif isinstance(part, dict):
+            for field in ("content", "output"):
+                _replace_media(part.get(field), (*place, field), found)
+
+
 class ServerTool(pydantic.BaseModel):
     """A tool that the API's own servers would run, such as web search; the policy has none."""
 

@@ -193,6 +193,7 @@ class ResponsesRequest(Fields):
     user: str | None = None
     metadata: dict[str, str] | None = None
     client_metadata: dict[str, Any] | None = None
+    context_management: list[dict[str, Any]] | None = None  # no history is edited here
     service_tier: str | None = None
     max_tool_calls: int | None = None  # of OpenAI's own tools
     safety_identifier: str | None = None

@@ -70,6 +70,7 @@ class SamplingRules:
     ignore: a request that asks for other sampling is answered nevertheless, and counted.
     serves: each request may have its own sampling; the rules are what holds where it says nothing.
     constrains: a request may determine the form of its answer.
+    without_media: images and files of a request are replaced by a text and counted, not refused.
     """
 
     temperature: float
@@ -78,6 +79,7 @@ class SamplingRules:
     ignore: bool = False
     serves: bool = False
     constrains: bool = False
+    without_media: bool = False
 
     def read(self, fields: Mapping[str, Any]) -> tuple[RequestSampling, list[str]]:
         """Returns a request's sampling, and the names of fields that are ignored.

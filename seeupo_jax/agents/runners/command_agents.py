@@ -18,10 +18,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
+from seeupo_jax.agents.harnesses.table import HARNESSES
 from seeupo_jax.agents.runners.agent_results import check_result
 from seeupo_jax.agents.runners.command_processes import RESULT, AgentExit
+from seeupo_jax.agents.sandboxes.sandboxes import Sandboxes, read_outcome
 from seeupo_jax.configuration.agent_schema import Agent
-from seeupo_jax.envs.transport.processes import end, python_command, signal_name, supervised
+from seeupo_jax.envs.transport.processes import describe_exit, end, python_command, supervised
 from seeupo_jax.envs.validation import ProtocolError
 
 _KIB, _MIB = 2**10, 2**20
@@ -40,21 +42,52 @@ _REMOVED = ("ANTHROPIC_AUTH_TOKEN",)
 OnEnd = Callable[[AgentResult | AgentFailure], None]
 
 
-def split_command(agent: Agent) -> list[str]:
+def agent_words(agent: Agent, *, max_context: int, max_answer: int) -> list[str]:
+    """The words of the command line of `config.agent`: its own, or one that plays by its harness.
+
+    Args:
+      max_context: tokens of a conversation. max_answer: tokens of an answer.
+
+    Raises:
+      ValueError: as of `split_command`.
+    """
+    words = program_words(agent)
+    if agent.harness is None:
+        return words
+    # Its own arguments come before the last one, which `python_command` reads.
+    *python, path = python_command("seeupo_jax.agents.harnesses.play")
+    return [*python, agent.harness, str(max_context), str(max_answer), os.getcwd(), *words, path]
+
+
+def program_words(agent: Agent, *, in_image: bool = False) -> list[str]:
+    """The words of `config.agent.command`, or of the program of `config.agent.harness`.
+
+    Args and errors as of `split_command`.
+    """
+    if agent.command is None and agent.harness is not None:
+        return split_command(HARNESSES[agent.harness].program, in_image=in_image)
+    return split_command(str(agent.command), in_image=in_image)
+
+
+def split_command(command: str, *, in_image: bool = False) -> list[str]:
     """Splits `config.agent.command` into words; words that name a file here are made absolute.
 
     An agent runs in its own folder, in which `node my_agent.js` would not find its file.
 
+    Args:
+      in_image: the words are those of an image's programs, and not looked up here.
+
     Raises:
       ValueError: quotes do not match, or there is no such program.
     """
-    command = str(agent.command)
     try:
         words = shlex.split(command)
     except ValueError as error:
         raise ValueError(
             f"config.agent.command: got {command!r} ({error}); allowed: shell words, quoted."
         ) from None
+    if in_image and words:
+        return words
     words = [str(Path(word).absolute()) if os.path.isfile(word) else word for word in words]
     if not words or shutil.which(words[0]) is None:
         got = words[0] if words else command
@@ -73,6 +106,7 @@ class CommandAgents:
       model: the endpoint's name of the policy.
       memory_mib, output_kib: as in `config.agent`.
       max_reward: the largest magnitude of a reward.
+      sandboxes: of the tasks; None: the command runs as the trainer's user, and rewards itself.
     """
 
     def __init__(
@@ -83,13 +117,16 @@ class CommandAgents:
         memory_mib: int | None,
         output_kib: int | None,
         max_reward: float,
+        sandboxes: Sandboxes | None = None,
     ):
+        self._sandboxes = sandboxes
         self._model, self._max_reward = model, max_reward
         self._imports_here = imports_here(words)
         self._memory_mib, self._output_kib = memory_mib, output_kib
         self._first = {
-            "argv": list(words),
-            "memory_bytes": None if memory_mib is None else memory_mib * _MIB,
+            "argv": list(words) if sandboxes is None else sandboxes.argv,
+            # A sandbox limits the agent, and not the driver of its episode.
+            "memory_bytes": None if memory_mib is None or sandboxes else memory_mib * _MIB,
             "output_bytes": None if output_kib is None else output_kib * _KIB,
         }
         self._keys = itertools.count()
@@ -98,7 +135,10 @@ class CommandAgents:
 
     def start(self, task: AgentTask, access: Access, on_end: OnEnd) -> Callable[[], None]:
         key = next(self._keys)
-        env = environment_of(access, self._model, from_here=self._imports_here)
+        seen = access if self._sandboxes is None else self._sandboxes.access(access)
+        env = environment_of(seen, self._model, from_here=self._imports_here)
+        if self._sandboxes is not None:
+            env = self._sandboxes.variables(task, access, env)
         request = {"env": env, "task": dataclasses.asdict(task)}
         with self._lock:
             if self._helper is None or self._helper.over:
@@ -125,6 +165,11 @@ class CommandAgents:
         if end.result_bytes > RESULT:
             got = f"the agent's result: got more than {RESULT} bytes; allowed: at most that many."
             return _failed("result", got)
+        if self._sandboxes is not None and end.result is not None:
+            return read_outcome(end.result, printed, self._max_reward)
+        if self._sandboxes is not None:  # the driver always writes one
+            reason = f"the task's sandbox: its driver ended with {describe_exit(end.code)}{tail}"
+            return AgentFailure("env_error", reason, "sandbox")
         if end.result is not None:
             return self._read_result(end.result, printed)
         no_memory = self._memory_mib is not None and _NO_MEMORY.search(end.output)
@@ -132,8 +177,7 @@ class CommandAgents:
             limit = f"{self._memory_mib} MiB (config.agent.memory_mib)"
             return _failed("memory", f"it got no more memory than {limit}{tail}")
         if end.code < 0:
-            name = f"signal {-end.code} ({signal_name(-end.code)})"
-            return _failed("crash", f"it was ended by {name}{tail}")
+            return _failed("crash", f"it was ended by {describe_exit(end.code)}{tail}")
         if end.code == 0:
             return AgentResult(1.0, 1.0, info=printed)
         failure = _failed("exit", f"it ended with exit code {end.code}{tail}")

@@ -52,6 +52,11 @@ def signal_name(number: int) -> str:
         return f"SIGRTMIN{number - signal.SIGRTMIN:+}"
 
 
+def describe_exit(code: int) -> str:
+    """How a process ended, in words, by its exit code as `subprocess` gives it."""
+    return f"exit code {code}" if code >= 0 else f"signal {-code} ({signal_name(-code)})"
+
+
 def has_ended(process: subprocess.Popen[bytes]) -> bool:
     """Whether a process has ended. It is not reaped, so its id and group cannot be reused yet."""
     options = os.WEXITED | os.WNOHANG | os.WNOWAIT

@@ -2,8 +2,9 @@
 
 The run is the process that started this one. Linux reparents a process whose parent has ended to
 the nearest ancestor that is a subreaper. This process is one, so it also finds descendants that
-have left the program's process group or session. It imports no other module of the package: each
-program has its supervisor, which must stay small.
+have left the program's process group or session. There are two of them, one started by the other:
+if either is killed, the other one ends all descendants. It imports no other module of the package:
+each program has its supervisors, which must stay small.
 """
 
 from __future__ import annotations
@@ -37,6 +38,16 @@ def supervise(parent: int, grace_s: float) -> None:
     if not SUPPORTED:
         return
     mask = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())  # no interruptions
+    outer = _fork_supervised(parent, grace_s)
+    _fork_supervised(outer, 0.0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _fork_supervised(parent: int, grace_s: float) -> int:
+    """Forks: returns this process's id in the new process; this process supervises it.
+
+    Arguments as of `supervise`; all signals are blocked.
+    """
     _PRCTL(_PR_SET_CHILD_SUBREAPER, 1)
     # A signal that only wakes: Linux also sends it when the thread that started this process ends.
     _PRCTL(_PR_SET_PDEATHSIG, signal.SIGCHLD)
@@ -47,8 +58,7 @@ def supervise(parent: int, grace_s: float) -> None:
         _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != supervisor:  # it has ended already
             os._exit(1)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        return
+        return supervisor
     for number in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):  # the descriptor of the listing itself
             os.close(number)
@@ -56,6 +66,7 @@ def supervise(parent: int, grace_s: float) -> None:
     _wait(descendants, parent, grace_s)
     descendants.kill()
     _exit_as(descendants.status)
+    os._exit(1)  # after a signal that ends nothing by default
 
 
 class _Descendants:

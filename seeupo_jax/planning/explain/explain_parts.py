@@ -34,6 +34,7 @@ from seeupo_jax.policy_io.build import (
 )
 from seeupo_jax.policy_io.build_sampler import plan_sampler
 from seeupo_jax.rollout.task_draw import repeats, share_counts
+from seeupo_jax.tasks.task_folders import TaskFolders
 from seeupo_jax.types import TrainState
 
 
@@ -311,16 +312,18 @@ def _agent_lines(config: Config) -> list[str]:
     agent, rollout = config.agent, config.rollout
     options = ", ".join(f"{name}={value!r}" for name, value in agent.options.items())
     runs = "a function in an event loop of its own"
-    if agent.command is not None:
+    if agent.name is None:
         memory = "no limit" if agent.memory_mib is None else f"{agent.memory_mib:,} MiB"
         output = "no limit" if agent.output_kib is None else f"{agent.output_kib:,} KiB"
         runs = f"a process group for each episode; memory: {memory}, output: {output}"
     processes = f" in each of {jax.process_count()} processes" if jax.process_count() > 1 else ""
     port = agent.port if agent.port else "a free port"
-    sampling = "ignored and counted" if agent.ignore_sampling else "refused"
+    ignored = agent.ignore_sampling or agent.harness is not None
+    sampling = "ignored and counted" if ignored else "refused"
     return [
         f"{agent.label}{f' ({options})' if options else ''}: {runs}",
         f"tasks: {describe_tasks(config)}",
+        *_sandbox_lines(config),
         f"{rollout.open_at_once:,} at once, each of at most {rollout.max_turns} calls and"
         f" {rollout.max_context:,} tokens; one without an open call for {agent.timeout_s:g} s is"
         " ended",
@@ -328,6 +331,20 @@ def _agent_lines(config: Config) -> list[str]:
         " /v1/chat/completions, /v1/responses, /v1/messages; a request at most"
         f" {agent.request_kib:,} KiB, tool calls as {agent.tool_format}, thoughts as"
         f" {agent.thoughts}, other sampling parameters {sampling}",
+    ]
+
+
+def _sandbox_lines(config: Config) -> list[str]:
+    tasks, sandbox = find_tasks(config) if config.tasks is not None else None, config.sandbox
+    if not isinstance(tasks, TaskFolders):
+        return []
+    counts = ", ".join(f"{count:,} {split}" for split, count in tasks.count.items())
+    memory = "the task's" if sandbox.memory_mib is None else f"{sandbox.memory_mib:,} MiB of"
+    shown = f"; it sees {', '.join(sandbox.visible)}" if sandbox.visible else ""
+    return [
+        f"{counts}; each episode in a sandbox ({sandbox.runtime}): no network but the policy,"
+        f" {memory} memory, at most {sandbox.processes} processes, the task's time limits x"
+        f" {sandbox.timeout_scale:g}{shown}{'; it sees the solution' if sandbox.solution else ''}"
     ]
 
 

@@ -21,7 +21,6 @@ from seeupo_jax.agents.runners.command_agents import (
     imports_here,
     split_command,
 )
-from seeupo_jax.configuration.agent_schema import Agent
 
 TASK = AgentTask("t/0", "test", {"question": "ü?"}, seed=3, episode_seed=5, max_turns=4)
 ACCESS = Access("http://127.0.0.1:9/v1", "key-of-the-episode")
@@ -29,7 +28,7 @@ LIMITS = {"memory_mib": None, "output_kib": 64, "max_reward": 10.0}
 
 
 def runner(command, **limits):
-    words = split_command(Agent(command=command))
+    words = split_command(command)
     return CommandAgents(words, model="policy", **(LIMITS | limits))
 
 
@@ -251,7 +250,8 @@ import queue, sys
 sys.path[:] = {path!r}
 from seeupo_jax.agents.calls import Access, AgentTask
 from seeupo_jax.agents.runners.command_agents import CommandAgents
-begun = "setsid sleep 1000 & helper=$(ps -o ppid= $PPID); echo $! $$ $helper > {said};"
+begun = "setsid sleep 1000 & helper=$(ps -o ppid= $(ps -o ppid= $PPID));"
+begun += "echo $! $$ $helper > {said};"
 begun += "pwd >> {said}; mv {said} {said}.done;"
 words = ["sh", "-c", begun + "exec sleep 1000"]
 agents = CommandAgents(words, model="m", memory_mib=None, output_kib=1, max_reward=1)
@@ -281,7 +281,7 @@ def test_none_outlives_the_trainer_or_what_started_it(tmp_path, victim):
 
 
 def test_after_the_helper_has_died_another_one_starts_agents():
-    agents = runner("sh -c 'kill -9 $(ps -o ppid= $PPID); sleep 10'")
+    agents = runner("sh -c 'kill -9 $(ps -o ppid= $(ps -o ppid= $PPID)); sleep 10'")
     assert ends(agents).cause == "crash"
     assert "has ended" in ends(agents).reason
     agents.close()
@@ -289,7 +289,7 @@ def test_after_the_helper_has_died_another_one_starts_agents():
 
 def test_a_word_that_is_too_long_for_a_files_name_stays_as_it_is():
     code = "import json; " + "x = 1; " * 50
-    assert split_command(Agent(command=f"sh -c '{code}'")) == ["sh", "-c", code]
+    assert split_command(f"sh -c '{code}'") == ["sh", "-c", code]
 
 
 @pytest.mark.parametrize(
@@ -302,5 +302,5 @@ def test_a_word_that_is_too_long_for_a_files_name_stays_as_it_is():
 )
 def test_a_command_that_cannot_run_is_refused(command, says):
     with pytest.raises(ValueError, match="config.agent.command: got") as error:
-        split_command(Agent(command=command))
+        split_command(command)
     assert says in str(error.value) and str(error.value).endswith(".")

@@ -129,6 +129,34 @@ def test_a_call_that_is_late_ends_its_process_and_all_that_it_started(tmp_path):
     until(lambda: gone(child) and gone(grandchild))
 
 
+def parent_of(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("victim", ["inner", "outer"])
+def test_all_that_it_started_ends_when_either_supervisor_is_killed(tmp_path, victim):
+    environment, died = wild(tmp_path)(), []
+    environment.reset("hang", 0)
+
+    def step():
+        with pytest.raises(ProcessDied) as error:
+            environment.step("")
+        died.append(error)
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    until(lambda: (tmp_path / "hangs").exists() and (tmp_path / "hangs").read_text())
+    process, child = map(int, (tmp_path / "hangs").read_text().split())
+    inner = parent_of(process)
+    outer = parent_of(inner)
+    assert parent_of(outer) == os.getpid()
+    os.kill({"inner": inner, "outer": outer}[victim], signal.SIGKILL)
+    until(lambda: gone(process) and gone(child))
+    thread.join(20)
+    assert died
+
+
 def test_no_thread_is_left_behind_by_an_environment_that_hangs(tmp_path):
     begun = wild(tmp_path)()
     begun.reset("hang", 0)  # without a time limit, since a process begins with it

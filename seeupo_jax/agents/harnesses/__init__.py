@@ -1,0 +1,1 @@
+"""Coding agents that others wrote, as they are: how each is started and pointed at the endpoint."""

@@ -1,0 +1,1 @@
+"""Sandboxes of episodes: a command, its view of the machine, its limits, and its verifier."""

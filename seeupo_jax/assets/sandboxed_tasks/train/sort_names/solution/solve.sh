@@ -1,0 +1,4 @@
+#!/bin/bash
+set -eu
+cd /app
+sort -u names.txt > sorted.txt

@@ -1,0 +1,4 @@
+#!/bin/bash
+set -eu
+cd /app
+echo "hello, world" > greeting.txt
