@@ -166,7 +166,11 @@ class _Listing:
 
 
 def spellings(tokenizer: Tokenizer, text: str, most: int) -> list[tuple[int, ...]]:
-    """All actions of at most so many tokens that read as a text, with their end tokens."""
+    """All actions of at most so many tokens that read as a text, with their end tokens.
+
+    Raises:
+      ValueError: more than `MOST_EPISODES`.
+    """
     wanted = text.encode()
     by_bytes: dict[bytes, list[int]] = {}
     for token, read in enumerate(tokenizer.token_bytes()):
@@ -192,6 +196,12 @@ def spellings(tokenizer: Tokenizer, text: str, most: int) -> list[tuple[int, ...
         for stop, token in heads:
             yield from ((token, *rest) for rest in spell(stop, room - 1))
 
-    ended = itertools.product(spell(0, most - 1), tokenizer.end_ids)
-    actions = [(*tokens, end) for tokens, end in ended]
-    return [tokens for tokens in actions if tokenizer.text(tokens) == text]
+    ended = ((*tokens, end) for tokens in spell(0, most - 1) for end in tokenizer.end_ids)
+    read = (tokens for tokens in ended if tokenizer.text(tokens) == text)
+    found = list(itertools.islice(read, MOST_EPISODES + 1))
+    if len(found) > MOST_EPISODES:
+        raise ValueError(
+            f"config.rollout.max_action_tokens: got {most}, in which the action {text!r} is spelt"
+            f" in more than {MOST_EPISODES} ways; allowed with evaluation.exact: fewer tokens."
+        )
+    return found
