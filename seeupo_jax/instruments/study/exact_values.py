@@ -41,9 +41,7 @@ class ExactValues:
         return max(0.0, float(self.result.fall_SI.max()))
 
 
-def exact_values(
-    cells: Sequence[Cell], results: Mapping[str, CellResult]
-) -> list[ExactValues]:
+def exact_values(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> list[ExactValues]:
     """One for each variant and point of the cells, in their order; without exact values none."""
     groups: dict[tuple[str, str, str], list[Sequence[Mapping[str, Any]]]] = {}
     for cell in (cell for cell in cells if cell.key in results):

@@ -82,7 +82,9 @@ def test_a_share_of_the_demonstrations_is_a_referral(tmp_path):
     referred = [text == REFERS for text in last]
     assert 0.15 < sum(referred) / TASKS < 0.35
     for one, other, refers in zip(shown, plain, referred, strict=True):
-        assert one.messages == ((*other.messages[:2], one.messages[-1]) if refers else other.messages)
+        assert one.messages == (
+            (*other.messages[:2], one.messages[-1]) if refers else other.messages
+        )
     assert {tool["name"] for tool in shown[0].tools} >= {"refer", "reply"}
     with pytest.raises(ValueError, match="referrals: got 1.5; allowed: a number from 0 to 1"):
         desk.demonstrations("train", skill=1.0, episodes=TASKS, referrals=1.5)
