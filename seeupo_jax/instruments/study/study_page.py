@@ -166,9 +166,9 @@ def _exact(study: Study, results: Mapping[str, CellResult], folder: Path) -> Ite
     yield "## Exact values"
     yield (
         "Of the policy before training and after every iteration. *iterations*: the median to reach"
-        f" {SOLVED:g} of the optimum; *fell*: the share of iterations that lowered the value by more"
-        f" than {FALL:g}; *most*: the largest such fall; *outside*: the largest probability of a"
-        " text that is no action."
+        f" {SOLVED:g} of the optimum; *fell*: the share of iterations that lowered the value by"
+        f" more than {FALL:g}; *most*: the largest such fall; *outside*: the largest probability of"
+        " a text that is no action."
     )
     head = ("stage", "recipe", "point", "runs", "final / optimum", f">= {SOLVED:g}", "iterations")
     yield markdown_table((*head, "fell", "most", "outside"), rows)

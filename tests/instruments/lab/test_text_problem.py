@@ -120,4 +120,4 @@ def test_the_bundled_policy_is_near_uniform_in_every_context(actions):
         probability = np.exp(logits - logits.max(axis=-1, keepdims=True))
         probability /= probability.sum(axis=-1, keepdims=True)
         worst = max(worst, np.abs(actions * probability[:, letters] - 1).max())
-    assert worst < WORST
+    assert worst < 0.1  # of 1: no action is a tenth likelier than another
