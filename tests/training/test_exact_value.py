@@ -35,11 +35,11 @@ def settings(problem, **rollout):
     }
 
 
-def shaken(params):
+def shaken(params, size):
     """The parameters with noise, so that no action is as likely as another."""
     leaves, tree = jax.tree.flatten(params)
     rng = np.random.default_rng(0)
-    noisy = [x + 0.15 * np.asarray(rng.normal(size=x.shape), x.dtype) for x in leaves]
+    noisy = [x + size * np.asarray(rng.normal(size=x.shape), x.dtype) for x in leaves]
     return jax.tree.unflatten(tree, noisy)
 
 
@@ -47,7 +47,9 @@ def built(config):
     """A learner and the parameters of a policy that is not uniform."""
     made, params = build.load_policy(config, MODEL, training_mesh(config))
     learner, state, _ = build_learner(config, made, params)
-    return SimpleNamespace(policy=made, learner=learner, params=shaken(state.params))
+    # Adapters act by products of their factors over the norms of the network.
+    size = 0.15 if config.lora.rank == 0 else 0.05
+    return SimpleNamespace(policy=made, learner=learner, params=shaken(state.params, size))
 
 
 def brute_force(problem, model, tokenizer):

@@ -78,7 +78,7 @@ class TextProblem:
 
     def action_texts(self) -> Sequence[str]:
         """The texts that act, in every turn."""
-        return LETTERS[: self._problem.actions]
+        return tuple(LETTERS[: self._problem.actions])
 
     def expected_reward(self, task_id: str, actions: Sequence[str]) -> float:
         """The mean reward of an episode of these actions."""

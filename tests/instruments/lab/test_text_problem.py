@@ -29,7 +29,7 @@ def play(environment, actions, episode_seed=0):
 @pytest.mark.parametrize("name", PLAYABLE)
 def test_expected_rewards_and_scores_are_the_problems(name):
     problem, environment = PROBLEMS[name](), envs.make("lab_problem", problem=name)
-    assert environment.action_texts() == LETTERS[: problem.actions]
+    assert environment.action_texts() == tuple(LETTERS[: problem.actions])
     for actions in itertools.product(range(problem.actions), repeat=problem.turns):
         texts = [LETTERS[action] for action in actions]
         assert environment.expected_reward("test/0", texts) == pytest.approx(problem.mean[actions])
