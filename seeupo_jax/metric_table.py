@@ -226,11 +226,17 @@ EVALUATION = (
     Metric("eval/ema", "0 or 1", "none"),
     Metric("state/checksum", "SHA-256", "none"),
 )
+# Over all episodes of the evaluated tasks, by their probabilities.
+EXACT = (
+    Metric("exact/value", "reward", "expectation, mean of tasks"),
+    Metric("exact/optimum", "reward", "maximum, mean of tasks"),
+    Metric("exact/outside", "probability", "mean of tasks"),
+)
 OTHER = (Metric("telemetry/shards_removed", "files", "count since the start"),)
 
 METRICS = {
     metric.name: metric
-    for part in (ROLLOUT, CURRICULUM, TOKENS, STEPS, SWEEP, SFT, TIMES, EVALUATION, OTHER)
+    for part in (ROLLOUT, CURRICULUM, TOKENS, STEPS, SWEEP, SFT, TIMES, EVALUATION, EXACT, OTHER)
     for metric in part
 }
 

@@ -88,7 +88,10 @@ DECISIONS: Mapping[str, Mapping[Decision, str]] = {
         R: "held_out batch_size",
     },
     # All metrics named `eval/` of a run are of one split.
-    "evaluation": {A: "every tasks k temperature extra_splits select_on patience", R: "split"},
+    "evaluation": {
+        A: "every tasks k temperature extra_splits select_on patience exact",
+        R: "split",
+    },
     "checkpoint": {A: "every keep keep_best directory export"},
     "profile": {A: "steps"},
     "telemetry": {A: "trackers display trajectory_share trajectory_mib entropy"},

@@ -210,6 +210,9 @@ class Evaluation:
     select_on: str | None = None
     """Split that checkpoint.keep_best compares; none: validation where the environment has it, else
     the split above."""
+    exact: bool = False
+    """After every iteration, and before the first, also compute the expected reward of the policy
+    on these tasks over all episodes; only for environments that list them."""
     patience: int | None = at_least(0, None)
     """Evaluations in a row, of those by which checkpoint.keep_best compares, without a success
     higher than all before, after which a run ends; none or 0: it does not."""

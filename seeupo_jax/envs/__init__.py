@@ -39,10 +39,14 @@ ENVIRONMENTS = {
     "kuhn_poker": "seeupo_jax.envs.kuhn_poker.environment:KuhnPoker",
     "mixture": "seeupo_jax.envs.mixture:make_mixture",
     "textworld_express": "seeupo_jax.envs.textworld_express:TextWorldExpress",
+    "lab_problem": "seeupo_jax.instruments.lab.text_problem:TextProblem",
 }
 _METHODS = ("task_ids", "reset", "step", "score", "close")
 # Optional methods, as in the table of docs/environments.md.
-_OPTIONAL = "finish labels reference task_shares fork demonstrations vocabulary".split()
+_OPTIONAL = (
+    *("finish", "labels", "reference", "task_shares", "fork", "demonstrations", "vocabulary"),
+    *("action_texts", "expected_reward"),
+)
 
 
 def make(name: str, /, **options: Any) -> Environment:

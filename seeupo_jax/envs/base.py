@@ -194,6 +194,25 @@ class Referenced(Protocol):
 
 
 @runtime_checkable
+class Listed(Protocol):
+    """An environment whose episodes can all be listed (for `evaluation.exact`).
+
+    Its observations follow from the task and the actions; only rewards may be random.
+    """
+
+    def action_texts(self) -> Sequence[str]:
+        """Returns the texts that act, in every turn; any other text ends the episode."""
+        ...
+
+    def expected_reward(self, task_id: str, actions: Sequence[str]) -> float:
+        """Returns the mean reward of an episode of these actions.
+
+        Where more were to come, it is that of an episode which another text then ended.
+        """
+        ...
+
+
+@runtime_checkable
 class Labelled(Protocol):
     """An environment that labels its tasks (for statistics by label)."""
 

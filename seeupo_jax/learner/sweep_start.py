@@ -190,6 +190,24 @@ def _pack_actions(learner: Learner, rows: SegmentBatch) -> tuple[Layout, TurnBat
     return layout, turn_batch(rows, layout, shapes, {}, action=shapes.longest)
 
 
+def turn_logp(learner: Learner, params: Any, trajectories: Sequence[Trajectory]) -> np.ndarray:
+    """Log-probability of every turn's action under a policy, as the pass before a sweep has it.
+
+    Args:
+      params: those of the policy that train.
+
+    Returns: float64 [N, K], nats; 0 where a trajectory has no such turn, or does not count.
+    """
+    rows = learner.rows(trajectories)
+    layout, batch = _pack_actions(learner, rows)
+    logp = _by_segment(rows, layout.spans, learner.scored(params, batch).logp_PA)
+    logp_NK = np.zeros((rows.trajectories, rows.turns))
+    for trajectory, turn_L, logp_L in zip(rows.trajectory_S, rows.turn, logp, strict=True):
+        acted = turn_L != CONTEXT
+        np.add.at(logp_NK[trajectory], turn_L[acted], logp_L[acted])
+    return logp_NK
+
+
 def _by_segment(
     rows: SegmentBatch, spans: Sequence[ActionSpan], x_PA: Any, elsewhere: float = 0.0
 ) -> list[np.ndarray]:

@@ -43,6 +43,7 @@ from seeupo_jax.rollout.task_draw import share_counts
 from seeupo_jax.training.algorithm_trial import check_entries
 from seeupo_jax.training.build_learner import run_optimizer
 from seeupo_jax.training.early_stopping import check_patience
+from seeupo_jax.training.exact_value import ExactValue, check_exact
 from seeupo_jax.training.reference_answers import check_references
 
 
@@ -84,6 +85,8 @@ def check_config(config: Config, splits: Sequence[str] | None = None) -> None:
     check_frozen_roles(config, mesh)
     check_optimizer(config, mesh, build.total_steps(config))
     check_first_tasks(config, _played_splits(config) if splits is None else splits)
+    if trains and config.evaluation.exact and config.model.path is not None:
+        ExactValue(config, _tokenizer(config))  # lists all episodes
 
 
 def _played_splits(config: Config) -> list[str]:
@@ -198,6 +201,7 @@ def _check_episodes(config: Config) -> None:
     parts = list_task_shares(tasks, "train")
     share_counts(parts, config.rollout.tasks)
     check_references(config, tasks)
+    check_exact(config)
     firsts = [part.task_ids[0] for part in parts if part.task_ids]
     if config.algorithm.forks.kind not in ("none", "candidates"):
         with open_environment(config.env, calls=2 * len(firsts)) as environment:

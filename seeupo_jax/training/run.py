@@ -227,6 +227,7 @@ class Run:
         more |= policy_lag(collected.trajectories, iteration - 1, state.steps_V[:-1])
         if parts.config.log_checksum:
             more["state/checksum"] = checksum(state.train)
+        more |= self._exact_value(state)
         tasks = {t.task_id for t in collected.sampled}
         labels = labels_by_task(parts.tasks, tasks, parts.progress.log)
         values = parts.log.iteration(iteration, collected, stats, labels, more)
@@ -263,8 +264,14 @@ class Run:
             values["eval/selected_on"] = float(selects_on == config.split)
             progress = progress.after(score)
             values["eval/worse"] = progress.worse
+        if iteration == 0:  # later ones are with those of the iteration
+            values |= self._exact_value(state)
         parts.callbacks.evaluation(iteration, parts.log.evaluation(iteration, values | spent))
         return state._replace(evaluated=True, score=score, left=None, progress=progress)
+
+    def _exact_value(self, state: RunState) -> dict[str, float]:
+        exact = self.parts.exact
+        return {} if exact is None else exact.metrics(self.parts.learner, state.train.params)
 
     def _on_played(
         self, iteration: int, split: str, trajectories: Sequence[Trajectory], labels: Labels

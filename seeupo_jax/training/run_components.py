@@ -29,6 +29,7 @@ from seeupo_jax.training.asynchronous_source import AsynchronousSource, Samplers
 from seeupo_jax.training.build_learner import build_learner
 from seeupo_jax.training.callbacks import Callback, Callbacks, RunHandle
 from seeupo_jax.training.device_sampler import DeviceSampler
+from seeupo_jax.training.exact_value import ExactValue
 from seeupo_jax.training.iteration_source import IterationSource
 from seeupo_jax.training.reference_answers import ReferenceAnswers
 from seeupo_jax.training.run_log import RunLog
@@ -50,6 +51,7 @@ class RunComponents:
     tasks: what is asked for task ids and labels; the same for training and every evaluation.
     references: the tasks' answers, where turns are credited with their gain; None: elsewhere.
     selects_on: the split that checkpoints are selected on; None: none is selected.
+    exact: of `evaluation.exact`; None: it is off.
     """
 
     config: Config
@@ -66,6 +68,7 @@ class RunComponents:
     log: RunLog
     callbacks: Callbacks
     stagnation: Stagnation
+    exact: ExactValue | None
 
     @property
     def engine(self) -> SlotEngine | ServerPool:
@@ -141,6 +144,7 @@ def build_components(
             warn=progress.log,
             lines=functools.partial(read_metrics, workdir, log=progress.log),
         ),
+        exact=ExactValue(config, policy.tokenizer) if config.evaluation.exact else None,
     )
     return parts, train
 

@@ -40,6 +40,7 @@ TOOLS: tuple[Tool, ...] = (
     ),
     tool("reply", "Answers the customer and ends the case.", outcome="|".join(OUTCOMES)),
 )
+REFER = tool("refer", "Hands the case over unopened, as the first call only, and ends it.")
 
 
 class DeskRefusal(ValueError):
@@ -166,37 +167,56 @@ class Desk:
 
 
 class DeskEpisode:
-    """One episode at a desk: one response per turn."""
+    """One episode at a desk: one response per turn.
 
-    def __init__(self, desk: DeskState):
+    refer_reward: of a case that is handed over; None: there is no such call.
+    """
+
+    def __init__(self, desk: DeskState, refer_reward: float | None = None):
         self.desk = desk
+        self._refer_reward, self._referred = refer_reward, False
         self._turns, self._executed = 0, list[bool]()
 
     def step(self, text: str) -> StepResult:
-        """Executes a response's tool call; the last reply, or the last turn, ends the episode.
+        """Executes a response's tool call; the last reply, a referral or the last turn ends it.
 
         Raises:
           ValueError: the episode is over.
         """
-        desk = self.desk
-        if desk.finished or self._turns >= desk.max_turns:
+        if self._over():
             raise ValueError("order_desk: the case is done; reset() must come before step().")
         self._turns += 1
         try:
-            answer = desk.call(_single_call(text))
+            call = _single_call(text)
+            if self._refer_reward is not None and call.name == REFER["name"]:
+                answer = self._refer(call)
+            else:
+                answer = self.desk.call(call)
             self._executed.append(True)
         except (DeskRefusal, ToolCallError) as error:
             answer = json.dumps({"error": str(error)})
             self._executed.append(False)
-        done = desk.finished or self._turns >= desk.max_turns
+        done = self._over()
         observation = () if done else ({"role": "tool", "content": answer},)
         reward = self.score() if done else 0.0
         info = {"bad_calls": self._executed.count(False), "executed": [*self._executed]}
         return StepResult(observation, reward, done, info)
 
     def score(self) -> float:
-        """1 if the task is solved, else 0."""
+        """1 if the task is solved, else 0; of a referred case its reward."""
+        if self._referred and self._refer_reward is not None:
+            return self._refer_reward
         return float(self.desk.solved())
+
+    def _over(self) -> bool:
+        return self._referred or self.desk.finished or self._turns >= self.desk.max_turns
+
+    def _refer(self, call: ToolCall) -> str:
+        check_call(call, [REFER])
+        if self._turns > 1:
+            raise DeskRefusal("refer is the first call or none")
+        self._referred = True
+        return ""
 
 
 def _single_call(text: str) -> ToolCall:

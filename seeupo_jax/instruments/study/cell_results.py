@@ -25,6 +25,7 @@ _KEPT = (
     *("iteration", "rollout/success_rate", "rollout/reward_mean", "rollout/turns_mean"),
     *("rollout/action_tokens", "rollout/entropy", "sweep/turns", "sweep/steps", "sweep/kl"),
     *("sweep/clip_fraction", "sweep/weight_max", "sweep/grad_norm", "sweep/updates_skipped"),
+    *("exact/value", "exact/optimum", "exact/outside"),
 )
 
 

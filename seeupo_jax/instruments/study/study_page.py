@@ -11,7 +11,9 @@ from seeupo_jax.comparison.seed_statistics import seed_interval
 from seeupo_jax.configuration.user_code import text_of
 from seeupo_jax.display.terminal import format_count
 from seeupo_jax.durable_files import write_atomically
+from seeupo_jax.instruments.lab.laboratory import SOLVED
 from seeupo_jax.instruments.study.cell_results import CellResult
+from seeupo_jax.instruments.study.exact_values import FALL, exact_values
 from seeupo_jax.instruments.study.stability_chart import draw_map
 from seeupo_jax.instruments.study.study import Study, grid_points, point_text
 from seeupo_jax.instruments.study.study_runs import choose, tuning_scores
@@ -140,6 +142,42 @@ def _row(each: Compared) -> tuple[str, ...]:
     )
 
 
+def _exact(study: Study, results: Mapping[str, CellResult], folder: Path) -> Iterator[str]:
+    tuned = choose(study, results)
+    stages = ("final", "ablation", "stability")
+    cells = [cell for stage in stages for cell in study.cells(stage, tuned)]
+    rows = [
+        (
+            each.stage,
+            each.variant,
+            each.point,
+            len(each.result.value_SI),
+            seed_interval(each.result.final_over_optimum.tolist()),
+            f"{each.result.solved:.0%}",
+            _count(each.result.iterations_to_solve),
+            f"{each.fell:.1%}",
+            f"{each.most:.0e}" if each.most else "0",
+            f"{each.outside:.3f}",
+        )
+        for each in exact_values(cells, results)
+    ]
+    if not rows:
+        return
+    yield "## Exact values"
+    yield (
+        "Of the policy before training and after every iteration. *iterations*: the median to reach"
+        f" {SOLVED:g} of the optimum; *fell*: the share of iterations that lowered the value by"
+        f" more than {FALL:g}; *most*: the largest such fall; *outside*: the largest probability of"
+        " a text that is no action."
+    )
+    head = ("stage", "recipe", "point", "runs", "final / optimum", f">= {SOLVED:g}", "iterations")
+    yield markdown_table((*head, "fell", "most", "outside"), rows)
+
+
+def _count(value: float) -> str:
+    return "never" if math.isinf(value) else f"{value:g}"
+
+
 def _ablations(study: Study, results: Mapping[str, CellResult], folder: Path) -> Iterator[str]:
     if not study.ablations:
         return
@@ -220,7 +258,7 @@ def _stability(study: Study, results: Mapping[str, CellResult], folder: Path) ->
     yield markdown_table(head, rows)
 
 
-_PARTS = (_head, _outcome, _final, _ablations, _stability, _tuning)
+_PARTS = (_head, _outcome, _final, _exact, _ablations, _stability, _tuning)
 
 
 def explain_study(study: Study, results: Mapping[str, CellResult]) -> str:

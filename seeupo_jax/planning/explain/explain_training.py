@@ -280,6 +280,8 @@ def _evaluations(config: Config, evaluated: Mapping[str, Sequence[int]]) -> list
         )
     if config.evaluation.patience:
         lines.append(f"{config.evaluation.patience} without a higher success end the run")
+    if config.evaluation.exact:
+        lines.append(f"the exact value on {config.evaluation.split}, after every iteration too")
     off = " (config.evaluation.tasks=0)" if not config.evaluation.tasks else ""
     return lines or [f"none{off}"]
 

@@ -1,5 +1,6 @@
 """What the page of a study says of runs that end well and of runs that collapse."""
 
+import dataclasses
 import re
 
 import pytest
@@ -64,3 +65,24 @@ def test_final_runs_are_drawn_against_tokens_and_steps_and_collapsed_ones_counte
 )
 def test_p_is_written_to_a_thousandth(p, text):
     assert study_page._p(p) == text
+
+
+def test_exact_values_are_counted_over_runs_and_iterations(tmp_path):
+    study = study_of(tmp_path)
+    results = finished(study.cells("tuning", {}))
+    for cell in study.cells("final", choose(study, results)):
+        ended = done(cell)
+        # Seed 0 falls once, by 0.3; a fall by 5e-6 is rounding.
+        values = (1.0, 0.7, 1.95) if cell.config.seed == 0 else (0.5, 0.5 - 5e-6, 1.0)
+        exact = [
+            {"iteration": i, "exact/value": v, "exact/optimum": 2.0, "exact/outside": i / 100}
+            for i, v in enumerate(values)
+        ]
+        records = [*ended.records, *(exact if cell.variant == "grpo" else [])]
+        results |= by_key([dataclasses.replace(ended, records=records)])
+    page = study_page.write_page(study, results, tmp_path / "results").read_text()
+    head, _, grpo = rows(page, "Exact values")
+    assert len(head) == len(grpo) and grpo[:2] == ["final", "grpo"] and grpo[3] == "2"
+    # Of 1.95 / 2 and 1 / 2: mean 0.7375; one of four iterations fell.
+    assert grpo[4].startswith("0.74 [")
+    assert grpo[5:] == ["50%", "never", "25.0%", "3e-01", "0.020"]
