@@ -195,7 +195,7 @@ def load_policy(
         tokenizer = read_tokenizer(config.model.path, config.chat)
     lora = adapters_of(config)
     if config.lora.path is not None:
-        model = load_adapters(model, config.lora.path, mesh=mesh)
+        model = load_adapters(model, config.lora.path, mesh=mesh, per_turn=lora.per_turn)
     elif lora is not None:
         model = attach_adapters(model, lora, seed=config.seed, mesh=mesh)
     network, params = policy.split_model(model)
@@ -233,13 +233,24 @@ def _compute_options(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
 
 
 def adapters_of(config: Config) -> LoraAdapters | None:
-    """The adapters that the configuration means."""
-    lora = config.lora
+    """The adapters that the configuration means.
+
+    Raises:
+      ValueError: a damaged folder, or one of adapters of another number of turns.
+    """
+    lora, per_turn = config.lora, config.lora.turn_adapters
     if lora.path is not None:
-        return read_lora(Path(lora.path))
+        found = read_lora(Path(lora.path))
+        if found.per_turn not in (0, per_turn):
+            raise ValueError(
+                f"config.lora.per_turn: got {lora.per_turn} with config.lora.path={lora.path},"
+                f" which has adapters of {found.per_turn} turns; allowed: {found.per_turn}."
+            )
+        return dataclasses.replace(found, per_turn=per_turn)
     if not lora.rank:
         return None
-    return LoraAdapters(lora.rank, lora.alpha, lora.targets, rslora=lora.rslora)
+    adapters = LoraAdapters(lora.rank, lora.alpha, lora.targets, rslora=lora.rslora)
+    return dataclasses.replace(adapters, per_turn=per_turn)
 
 
 def architecture_of(config: Config, mesh: jax.sharding.Mesh) -> Architecture:
@@ -339,9 +350,10 @@ def _is_recurrent(path: str) -> bool:
 
 
 def sweep_algorithm(config: Config) -> Algorithm:
-    """The algorithm of the sweeps: with recurrent layers ratios are refreshed by a pass of their
-    own, since a step's own pass can only be continued by attention."""
-    if not _architecture(config).recurrent:
+    """The algorithm of the sweeps: ratios are refreshed by a pass of their own with recurrent
+    layers, since a step's own pass can only be continued by attention, and with adapters per turn,
+    since a step computes its context under another adapter."""
+    if not config.lora.turn_adapters and not _architecture(config).recurrent:
         return config.algorithm
     return dataclasses.replace(config.algorithm, refresh="separate")
 

@@ -202,6 +202,8 @@ def _noted_adapters(saved: Mapping[str, Any]) -> dict[str, Any]:
 def _check_adapters(config: Config, noted: Mapping[str, Any]) -> None:
     """ValueError where both have adapters, of another rank, scale or targets."""
     path = config.lora.path
+    if noted:  # of earlier versions, which had one adapter for all turns
+        noted = {"per_turn": 0, **noted}
     for name, value in adapters_note(config).items():
         if (saved := noted.get(name, value)) != value:
             got = f"{name}: got {value}" if path is None else f"path: got {path} of {name} {value}"

@@ -280,13 +280,20 @@ def check_optimizer(config: Config, mesh: jax.sharding.Mesh, total_steps: int) -
     Raises:
       ValueError: as of `try_optimizer`.
     """
-    shapes = _trained_shapes(config, build.architecture_of(config, mesh))
+    # Each of the adapters per turn has a state of its own.
+    shapes = _trained_shapes(config, build.architecture_of(config, mesh), per_turn=False)
     try_optimizer(config.optimizer, shapes, total_steps=total_steps)
 
 
-def _trained_shapes(config: Config, arch: Architecture) -> Any:
-    """Shapes of the parameters that train; ValueError where adapters or groups have none."""
+def _trained_shapes(config: Config, arch: Architecture, *, per_turn: bool = True) -> Any:
+    """Shapes of the parameters that train; ValueError where adapters or groups have none.
+
+    Args:
+      per_turn: False: of adapters per turn those of one.
+    """
     lora = build.adapters_of(config)
+    if lora is not None and not per_turn:
+        lora = dataclasses.replace(lora, per_turn=0)
     made = policy.abstract_network(arch) if lora is None else with_adapters(arch, lora)
     return split_trained(config.optimizer.groups, *made)[0]
 
