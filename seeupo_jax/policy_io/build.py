@@ -39,9 +39,16 @@ from seeupo_jax.policy.files.weights import (
     is_model,
     load_architecture,
     read_tokenizer,
+    resolve_path,
 )
 from seeupo_jax.policy.kernels.fused import check_kernel, preferred_kernel, row_block
-from seeupo_jax.policy.lora import attach_adapters, load_adapters, read_lora, with_adapters
+from seeupo_jax.policy.lora import (
+    attach_adapters,
+    load_adapters,
+    read_lora,
+    turn_folders,
+    with_adapters,
+)
 from seeupo_jax.policy.network import Network
 from seeupo_jax.policy.rope import BY_LENGTH, Rope
 from seeupo_jax.policy.transformer import Transformer
@@ -148,6 +155,22 @@ def total_steps(config: Config) -> int:
     """Optimizer steps that a whole run takes at the most: every iteration uses all its turns."""
     steps = optimizer_steps(config.algorithm, config.rollout.max_turns)
     return max(1, config.iterations * steps)
+
+
+def check_one_adapter(path: str | None, field: str, allowed: str) -> None:
+    """ValueError: the folder of a field has adapters per turn; `allowed`: what it may have."""
+    if path is None or not (folders := turn_folders(resolve_path(path))):
+        return
+    raise ValueError(
+        f"{field}: got {path!r}, which has {len(folders)} adapters per turn; allowed: {allowed}."
+    )
+
+
+def check_trainable(config: Config) -> None:
+    """ValueError: the model's folder is one of adapters per turn, which it cannot train further."""
+    path = config.model.path
+    further = f"config.lora.path={path} and config.lora.per_turn, which trains them further"
+    check_one_adapter(path, "config.model.path", f"the folder of their model, with {further}")
 
 
 def find_model(config: Config) -> tuple[Config, str]:

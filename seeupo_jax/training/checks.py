@@ -79,6 +79,7 @@ def check_config(config: Config, splits: Sequence[str] | None = None) -> None:
     build.check_layout(config, mesh)
     check_model(config, mesh)
     if trains:  # nothing else asks a teacher, or has devices of its own that sample
+        build.check_trainable(config)
         build.check_samplers_layout(config, mesh)
         check_teachers(config, mesh, None if config.model.path is None else _tokenizer(config))
     check_frozen_roles(config, mesh)

@@ -202,6 +202,7 @@ def prepare_update(
     )
     check_rewards(config.algorithm, trajectories)
     check_experts(config, arch)
+    build.check_trainable(config)
     if config.algorithm.router_replay == "rollout":
         raise ValueError(
             "config.algorithm.router_replay: got 'rollout' with stored trajectories, which have no"

@@ -30,11 +30,14 @@ class ContextScores(NamedTuple):
     top: list[tuple[tuple[int, float], ...]]
 
 
-def score_context(network: Network, params: Any, tokens: Sequence[int], top: int) -> ContextScores:
+def score_context(
+    network: Network, params: Any, tokens: Sequence[int], top: int, action: int = 0
+) -> ContextScores:
     """The scores of a context of at least one token, by a program for its length.
 
     Args:
       top: number of likeliest tokens.
+      action: before which the context stands, as of `Turn`.
     """
     length = _SHORTEST
     while length < len(tokens):
@@ -42,7 +45,11 @@ def score_context(network: Network, params: Any, tokens: Sequence[int], top: int
     padded_L = np.zeros(length, np.int32)
     padded_L[: len(tokens)] = tokens
     top = min(top, network.arch.vocab_size)
-    logp_L, top_LT, top_logp_LT = jax.device_get(_score(network, params, padded_L, top))
+    adapters, adapter_L = network.arch.turn_adapters, None
+    if adapters:
+        adapter_L = np.full(length, min(action, adapters - 1), np.int32)
+    scores = _score(network, params, padded_L, top, adapter_L)
+    logp_L, top_LT, top_logp_LT = jax.device_get(scores)
     count = len(tokens) - 1
     likeliest = [
         tuple(zip(top_T.tolist(), logp_T.tolist(), strict=True))
@@ -53,11 +60,12 @@ def score_context(network: Network, params: Any, tokens: Sequence[int], top: int
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def _score(
-    network: Network, params: Any, tokens_L: jax.Array, top: int
+    network: Network, params: Any, tokens_L: jax.Array, top: int, adapter_L: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Of the token behind each: its log-probability, and the likeliest ones with theirs."""
     model, arch = network.bind(params), network.arch
-    hidden_1LD, _ = model.hidden(tokens_L[None])
+    adapter_NL = None if adapter_L is None else adapter_L[None]
+    hidden_1LD, _ = model.hidden(tokens_L[None], adapter_NL=adapter_NL)
     head_VD = model.head_VD(arch.dtype)
     unassigned_V = jnp.asarray(arch.unassigned_V())
 
