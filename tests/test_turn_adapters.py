@@ -56,7 +56,9 @@ def test_a_resumed_run_ends_with_the_same_bits(runs, tmp_path):
         run_cases.start(base, tmp_path / "run", *CHOICES, "--config.iterations=3")
     )
     assert "resuming after iteration 2" in printed
-    again, wanted = ([line["state/checksum"] for line in iterations(w)] for w in (tmp_path / "run", whole))
+    again, wanted = (
+        [line["state/checksum"] for line in iterations(w)] for w in (tmp_path / "run", whole)
+    )
     assert again == wanted and len(set(wanted)) == 3
 
 
@@ -107,9 +109,7 @@ def test_a_run_is_evaluated_and_explained(runs, tmp_path):
     given = (*CHOICES, "--k=1", f"--json={out}", "--config.iterations=3")
     run_cases.finish(run_cases.start(base, workdir, *given, module="evaluate"))
     assert json.loads(out.read_text())["iteration"] == 3
-    (printed,) = run_cases.finish(
-        run_cases.start(base, tmp_path / "new", *CHOICES, "--explain")
-    )
+    (printed,) = run_cases.finish(run_cases.start(base, tmp_path / "new", *CHOICES, "--explain"))
     assert f"in {ADAPTERS} adapters per turn, each of rank 2" in printed
     assert re.search(r"grows evenly to 128 tokens in \d+ turns is prefilled and scored as", printed)
 
@@ -157,5 +157,7 @@ def test_a_request_is_answered_under_the_adapter_of_its_turn(runs, client, turn)
 
 def test_a_context_that_is_no_conversation_is_refused(client):
     (name,) = [model.id for model in client.models.list()]
-    with pytest.raises(openai.BadRequestError, match="prompt: got one for a policy with 3 adapters"):
+    with pytest.raises(
+        openai.BadRequestError, match="prompt: got one for a policy with 3 adapters"
+    ):
         client.completions.create(model=name, prompt="order 1", max_tokens=2)

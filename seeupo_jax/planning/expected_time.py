@@ -9,7 +9,6 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.shapes import Shapes
 from seeupo_jax.learner.sweep_plan import (
     Kind,
-    SweepPass,
     SweepPlan,
     plan_sweep,
     scores_old_policy,
@@ -145,7 +144,9 @@ def copies(config: Config) -> list[int]:
 def pass_ends(config: Config, kind: Kind) -> list[int]:
     """`ends_of` every execution of a kind of pass over turns, in their order."""
     passes = planned_sweep(config).of(kind)
-    return [end for each in passes for _ in range(each.times) for end in ends_of(config, each.turns)]
+    return [
+        end for each in passes for _ in range(each.times) for end in ends_of(config, each.turns)
+    ]
 
 
 def rescored_ends(config: Config) -> list[int]:

@@ -202,7 +202,6 @@ def prepare_update(
     )
     check_rewards(config.algorithm, trajectories)
     check_experts(config, arch)
-    build.check_trainable(config)
     if config.algorithm.router_replay == "rollout":
         raise ValueError(
             "config.algorithm.router_replay: got 'rollout' with stored trajectories, which have no"

@@ -231,7 +231,9 @@ def test_peft_reads_each_folder_and_our_loader_all(tmp_path):
     save_adapters(model, tmp_path / "adapters", tmp_path / "base")
     loaded, _ = from_pretrained(tmp_path / "adapters", dtype="float32")
     for turn in range(ADAPTERS):
-        base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+        base = transformers.AutoModelForCausalLM.from_pretrained(
+            tmp_path / "base", dtype=torch.float32
+        )
         folder = tmp_path / "adapters" / f"adapter_{turn}"
         reference = peft.PeftModel.from_pretrained(base, folder).eval()
         with torch.no_grad():

@@ -96,8 +96,7 @@ def model_lines(run: Described, start: str | None) -> list[str]:
     unassigned = arch.vocab_size - arch.tokens
     padding = f" ({unassigned:,} of them without a token: never sampled)" if unassigned else ""
     lines = [
-        f"{name}: {every:,} parameters, {trains}"
-        + (f", in {_adapters(arch)}" if adapters else ""),
+        f"{name}: {every:,} parameters, {trains}" + (f", in {_adapters(arch)}" if adapters else ""),
         f"{arch.layers} layers, width {arch.width}, {arch.heads} heads on {_keys(arch)},"
         f" vocabulary {arch.vocab_size:,}{padding}; {arch.dtype}, attention {arch.attention}"
         + (", layers scanned" if arch.scan_layers else ""),

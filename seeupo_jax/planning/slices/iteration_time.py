@@ -12,9 +12,9 @@ import jax
 from seeupo_jax.planning.collectives import Collective
 from seeupo_jax.planning.dealt_conversations import dealt_conversations
 from seeupo_jax.planning.expected_time import (
+    copies,
     minibatches,
     pack,
-    copies,
     pass_ends,
     planned_sweep,
     rescored_ends,

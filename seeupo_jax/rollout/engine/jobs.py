@@ -226,9 +226,7 @@ class SlotShard:
                 copies.append(lease.copy)
         return copies
 
-    def _lease(
-        self, key: int, context: Sequence[int], reserve: int, adapter: int
-    ) -> Lease | None:
+    def _lease(self, key: int, context: Sequence[int], reserve: int, adapter: int) -> Lease | None:
         """A lease for a conversation, among the pages of the policy that it began with."""
         root = self._root(self._policies.get(key, self._swaps), adapter)
         lease = self._tree.lease(context, reserve, root)
