@@ -143,6 +143,7 @@ def estimate_iteration(
     longest = pack(shapes, setup.trajectories, rollout.max_context, shapes.lengths[-1:]).tokens
     whole = pack(shapes, setup.trajectories, rollout.max_context, shapes.long).tokens / longest
     copied = sum(pack(shapes, setup.trajectories, end, shapes.long).tokens for end in each_copy)
+    copied /= longest
     # Passes over less than that, in parts of one.
     scored = sum(pack(shapes, setup.trajectories, end).tokens for end in pass_ends(config, "old"))
     scored += sum(pack(shapes, part, end, shapes.long).tokens for end in rescored_ends(config))
@@ -156,7 +157,7 @@ def estimate_iteration(
         "rollout/decode": rows
         * (rollout.max_turns * sampled)
         / programs["rollout/decode"].work.tokens,
-        scoring: (scoring_passes(plan) * copied + scored) / longest,
+        scoring: scoring_passes(plan) * copied + scored / longest,
         "sweep/teacher": bool(plan.of("teacher")) * whole,  # each conversation has one at most
         "sweep/value": plan.count("value") * whole,
         "sweep/scorer": plan.count("scorer") * whole,
