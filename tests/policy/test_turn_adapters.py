@@ -45,7 +45,10 @@ DENSE = Architecture(
 )
 MOE = Moe(4, 2, mlp_width=8, normalize=True, shared_width=12)
 LATENT = LatentAttention(q_rank=10, kv_rank=12, nope_dim=6, rope_dim=4, value_dim=8)
-OF_LATENTS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+OF_LATENTS = (
+    *("o_proj", "gate_proj", "up_proj", "down_proj"),
+    *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),
+)
 NETWORKS = {
     "dense": (DENSE, TARGETS),
     "stacked layers": (dataclasses.replace(DENSE, scan_layers=True), TARGETS),
@@ -55,7 +58,7 @@ NETWORKS = {
         dataclasses.replace(
             DENSE, latent=LATENT, kv_heads=4, head_dim=LATENT.head_dim, qk_norm=False
         ),
-        (*OF_LATENTS, "gate_proj", "up_proj", "down_proj"),
+        OF_LATENTS,
     ),
     "recurrent": (
         dataclasses.replace(
@@ -129,13 +132,14 @@ def test_other_adapters_change_no_bit_and_get_no_gradient(name):
         hidden, _ = model.hidden(jnp.asarray(TOKENS), adapter_NL=adapter_NL)
         return (hidden * jnp.cos(jnp.arange(hidden.shape[-1]))).sum()
 
+    gradients = jax.jit(jax.grad(loss))
     with jax.numpy_rank_promotion("allow"):
         for number in range(ADAPTERS):
             mixed = jax.tree.map(functools.partial(own, number), adapters, others)
             changed = network.bind(join_params(mixed, frozen))
             pair = (logits(each, turn=number) for each in (changed, model))
             np.testing.assert_array_equal(*pair)
-            for gradient in jax.tree.leaves(jax.grad(loss)(adapters, number)):
+            for gradient in jax.tree.leaves(gradients(adapters, number)):
                 by_adapter = np.moveaxis(np.abs(gradient), axis, 0).reshape(ADAPTERS, -1).max(1)
                 assert by_adapter[number] > 0
                 assert (np.delete(by_adapter, number) == 0).all()
@@ -170,9 +174,8 @@ def test_eight_devices_compute_the_same(name):
     tokens = np.concatenate([TOKENS, TOKENS[::-1]])
     adapter_NL = np.array([0, 1, 2, 1])[:, None] + np.zeros_like(tokens)
     with jax.set_mesh(mesh):
-        spread = network.bind(jax.device_put(params, where))
-        run = jax.jit(lambda model, x, adapter: model.hidden(x, adapter_NL=adapter)[0])
-        hidden = np.asarray(run(spread, tokens, adapter_NL))
+        run = jax.jit(lambda params, x, own: network.bind(params).hidden(x, adapter_NL=own)[0])
+        hidden = np.asarray(run(jax.device_put(params, where), tokens, adapter_NL))
     for row, turn in enumerate((0, 1, 2, 1)):
         alone, _ = adapter_of(model, turn).hidden(jnp.asarray(tokens[row : row + 1]))
         np.testing.assert_allclose(hidden[row], alone[0], atol=2e-5)
