@@ -67,7 +67,7 @@ def test_the_sampler_and_the_trainer_agree_and_the_cost_is_measured(runs):
     for line in iterations(workdir):
         assert line["logp/sampler_trainer_gap"] < 1e-4
         assert 0 < line["rollout/adapter_prefill_tokens"] < line["rollout/prefilled_tokens"]
-        assert line["sweep/turns"] == 4 and line["sweep/updates_skipped"] == 0
+        assert line["sweep/updates_skipped"] == 0
 
 
 def test_the_exported_folders_are_the_checkpoints_adapters(runs):
