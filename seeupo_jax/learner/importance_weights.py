@@ -104,7 +104,8 @@ def effective_share(weight_U: np.ndarray) -> float:
     squares = np.sum(weight_U**2)
     if not squares:
         return 0.0 if weight_U.size else float("nan")
-    return float(weight_U.sum() ** 2 / (weight_U.size * squares))
+    share = float(weight_U.sum() ** 2 / (weight_U.size * squares))
+    return min(share, 1.0)  # equal weights: rounding can exceed it
 
 
 def numbered(rows: SegmentBatch, part_X: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.mesh import training_mesh
 from seeupo_jax.parallel.stop_signal import StopRequest
+from seeupo_jax.policy.architecture import Moe
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.resume_check import sampling_hash
 from seeupo_jax.rollout.rollout_log import RolloutLog
@@ -164,3 +165,48 @@ def test_a_run_that_is_killed_loses_no_finished_conversation(model, tmp_path, re
     after = checksums(workdir)
     assert len(after) == last > len(before) >= done and after.items() >= before.items()
     assert sum(map(len, kept.values())) >= 2
+
+
+def lagging(model, workdir, *more):
+    """The lines of four iterations, half of whose devices sample up to a sweep ahead."""
+    slow = ("env.name=run_environment:Slow", "rollout.concurrency=4", "rollout.devices=1")
+    ended(started(model, workdir, *flags("iterations=4", *slow, *LAGGING, *more), devices=2))
+    lines = [line for line in read_metrics(workdir) if "rollout/policy_lag_mean" in line]
+    assert [line["iteration"] for line in lines] == [1, 2, 3, 4]
+    lags = [line["rollout/policy_lag_mean"] for line in lines]
+    assert lags[0] == 0 and all(0 <= lag <= 1 for lag in lags) and max(lags) > 0
+    return lines
+
+
+@pytest.mark.parametrize("choice", ["rollout.quantize=int8", "rollout.on_swap=prefill"])
+def test_other_ways_to_sample_go_with_a_lag(model, tmp_path, choice):
+    lines = lagging(model, tmp_path, choice, "algorithm.importance.clip=2")
+    assert all(0 < line["sweep/importance_ess"] <= 1 for line in lines)
+
+
+def test_experts_are_replayed_as_an_earlier_policy_chose_them(tmp_path):
+    mixture = cases.save_policy(tmp_path / "model", moe=Moe(4, 2, 16, normalize=True))
+    lines = lagging(mixture, tmp_path / "run", "algorithm.router_replay=rollout")
+    assert all("sweep/router_mismatch" in line for line in lines)
+
+
+@pytest.mark.parametrize("port", ["none", "0"])
+def test_a_run_that_is_stopped_ends_with_the_bits_of_one_that_was_not(model, tmp_path, port):
+    """With devices that sample, and with a worker, which waits for the trainer to come back."""
+    apart = "rollout.devices=1" if port == "none" else f"rollout.port={port}"
+    choices = flags("iterations=4", "env.name=run_environment:Slow", "rollout.deterministic=True")
+    served, split = tmp_path / "stopped", [*choices, f"--config.{apart}"]
+    devices = 2 if port == "none" else 1
+    stopped = started(model, served, *split, devices=devices)
+    worker = None if port == "none" else started(model, served, "--role=rollout", *split)
+    until(lambda: len(read_metrics(served)) >= 1, stopped)
+    stopped.terminate()
+    ended(stopped)
+    done = len(checksums(served))
+    assert 1 <= done < 4
+    ended(started(model, served, *split, devices=devices))
+    if worker is not None:
+        assert "the run is over" in ended(worker)
+    ended(started(model, tmp_path / "alone", *choices))
+    assert checksums(served) == checksums(tmp_path / "alone")
+    assert len(checksums(served)) == 4

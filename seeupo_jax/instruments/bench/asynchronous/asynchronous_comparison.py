@@ -5,6 +5,8 @@ all train. `devices`: half of them sample while the others train (`rollout.devic
 `--lags`. `workers`: two trainer processes and two processes with `--role=rollout`, with as many
 devices each. An episode waits from 0 to `--seconds`, and one in twenty four times as long as any
 other (`SlowDesk`). The first iterations compile programs and fill the pipeline: they are left out.
+With a lag, the groups of `max_lag` + 1 iterations are played at once, and then as many iterations
+follow each other without waiting: what is timed is a multiple of that.
 """
 
 from __future__ import annotations
@@ -45,6 +47,11 @@ class Way:
     processes: int = 1
     workers: int = 0
 
+    def timed(self, iterations: int) -> int:
+        """So many iterations or a few more: the next multiple of those that are played at once."""
+        at_once = self.fields.get("rollout.max_lag", 0) + 1
+        return math.ceil(iterations / at_once) * at_once
+
 
 def add_flags(parser: Flags) -> None:
     """The delays, the size of the run, and the ways to run it."""
@@ -55,7 +62,7 @@ def add_flags(parser: Flags) -> None:
     parser.flag("seconds", "an episode waits at most, but for slow ones", positive, default=30.0)
     parser.flag("tasks", "groups of an iteration", integer(1), default=16)
     parser.flag("group_size", "episodes of a group", integer(2), default=8)
-    parser.flag("iterations", "that are timed", integer(1), default=6)
+    parser.flag("iterations", "that are timed, at least", integer(1), default=6)
     parser.flag("skip", "first iterations that are not", integer(0), default=3)
     parser.flag("seed", "of the run", integer(0), default=0)
     parser.flag("json", "also write the figures to this file", output_file)
@@ -123,7 +130,7 @@ def _measure(flags: argparse.Namespace, way: Way) -> dict[str, float]:
             _start(started, Path(folder, f"trainer{number}.log"), line, way)
             for number, line in enumerate(_trainer_lines(flags, way, workdir))
         ]
-        line = _command(flags, way, workdir, flags.iterations)
+        line = _command(flags, way, workdir)
         for number in range(way.workers):
             log = Path(folder, f"worker{number}.log")
             _start(started, log, [*line, "--role=rollout"], way)
@@ -157,17 +164,17 @@ def _means(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _trainer_lines(flags: argparse.Namespace, way: Way, workdir: Path) -> list[list[str]]:
-    line = _command(flags, way, workdir, flags.iterations)
+    line = _command(flags, way, workdir)
     if way.processes == 1:
         return [line]
     cluster = [f"--coordinator=localhost:{_free_port()}", f"--num_processes={way.processes}"]
     return [[*line, *cluster, f"--process_id={number}"] for number in range(way.processes)]
 
 
-def _command(flags: argparse.Namespace, way: Way, workdir: Path, iterations: int) -> list[str]:
+def _command(flags: argparse.Namespace, way: Way, workdir: Path) -> list[str]:
     conversations = flags.tasks * flags.group_size * (1 + way.fields.get("rollout.max_lag", 0))
     fields = {
-        "iterations": flags.skip + iterations,
+        "iterations": flags.skip + way.timed(flags.iterations),
         "seed": flags.seed,
         "env.name": _ENVIRONMENT,
         "env.options.seconds": flags.seconds,

@@ -1,6 +1,7 @@
 """`bench asynchronous`: ways to run with as many devices each, and environments that wait."""
 
 import json
+import types
 
 import pytest
 from process_cases import environment
@@ -28,6 +29,11 @@ def test_every_way_has_as_many_devices():
     assert ways["devices, lag 4"].fields == {"rollout.max_lag": 4, "rollout.devices": 4}
 
 
+def test_whole_batches_of_iterations_are_timed():
+    ways = asynchronous_comparison._ways(flags("--lags=1,4"))
+    assert [way.timed(6) for way in ways.values()] == [6, 6, 6, 10, 10]
+
+
 def test_an_iteration_takes_what_it_waits_and_what_it_sweeps():
     lines = [
         {"time/rollout_s": 3.0, "time/sweep_s": 1.0, "rollout/policy_lag_mean": 0.5},
@@ -44,7 +50,8 @@ def test_an_iteration_takes_what_it_waits_and_what_it_sweeps():
 
 def test_training_episodes_wait_as_their_seed_says(monkeypatch):
     slept = []
-    monkeypatch.setattr(slow_desk.time, "sleep", slept.append)
+    # Its own `time`: threads of other tests sleep too.
+    monkeypatch.setattr(slow_desk, "time", types.SimpleNamespace(sleep=slept.append))
     desk = SlowDesk(seconds=30.0)
     totals = []
     for seed in range(400):
