@@ -250,7 +250,6 @@ def turn_batch(
     action: int,
     behind: bool = False,
     span_slots: Sequence[tuple[int, int]] | None = None,
-    doubled: bool = False,
     copies: int = 1,
 ) -> TurnBatch:
     """Pads spans into a TurnBatch of host arrays.
@@ -262,13 +261,11 @@ def turn_batch(
       behind: whether the result for a token is read from its own hidden state instead of from the
         one that predicts it.
       span_slots: where in [P, A] each span begins; None: every span has a row of its own, in order.
-      doubled: whether the batch has room for at least twice as many rows and spans.
-      copies: for at least so many times as many.
+      copies: the batch has room for at least so many times as many rows and spans.
     """
     L, R, forest, spans = layout.length, shapes.rows, layout.forest, layout.spans
     span_slots = [(place, 0) for place in range(len(spans))] if span_slots is None else span_slots
     spans_needed = 1 + max((place for place, _ in span_slots), default=-1)
-    copies = max(copies, 1 + doubled)
     M, P = _room(shapes, L, len(forest.tokens), spans_needed, copies=copies)
     predicted = TargetSlots(M * R, L)
     tokens, depth, end = _forest_rows(forest, (M * R, L))
@@ -340,7 +337,6 @@ def batch_shapes(
     *,
     length: int,
     action: int,
-    doubled: bool = False,
     copies: int = 1,
 ) -> TurnBatch:
     """Shape structs of a batch with the listed number of rows and spans; see `turn_batch`.
@@ -353,7 +349,7 @@ def batch_shapes(
     Raises:
       ValueError: more tokens than int32 counts.
     """
-    M, P = _room(shapes, length, copies=max(copies, 1 + doubled))
+    M, P = _room(shapes, length, copies=copies)
     check_slots(M * shapes.rows, length)
     routing, struct = rows.routing, jax.ShapeDtypeStruct
     MRL, PA = (M, shapes.rows, length), (P, action)

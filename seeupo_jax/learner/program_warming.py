@@ -132,13 +132,16 @@ def _score_programs(learner: Learner, rows: SegmentBatch, length: int) -> Iterat
     """Passes over trajectories by the policies, the critic and the scorer; the scorer's step."""
     given, rows = rows, replace(rows, experts=None)
 
-    def batch_of(source: SegmentBatch, doubled: bool = False) -> TurnBatch:
-        room = {"action": learner.shapes.longest, "copies": learner.adapters, "doubled": doubled}
+    def batch_of(source: SegmentBatch, copies: int = learner.adapters) -> TurnBatch:
+        room = {"action": learner.shapes.longest, "copies": copies}
         return batch_shapes(source, learner.shapes, length=length, **room)
 
     batch, replayed = batch_of(rows), batch_of(given)
-    gains = learner.algorithm.estimator.scores_answers  # by branches, in the old policy's pass
-    first = batch_of(given if learner.algorithm.router_replay == "rollout" else rows, gains)
+    first = batch_of(
+        given if learner.algorithm.router_replay == "rollout" else rows,
+        # By branches, in the old policy's pass.
+        2 if learner.algorithm.estimator.scores_answers else learner.adapters,
+    )
     if "score" in learner.kinds:
         yield _call(
             f"sweep/score {length}",

@@ -59,18 +59,24 @@ def trained(adapters=ADAPTERS, *, alike=False):
     return network, own, frozen
 
 
-def learner_of(optimizer="sgd", *, adapters=ADAPTERS, alike=False, rate=cases.RATE, **choices):
+def learner_of(
+    optimizer="sgd", *, adapters=ADAPTERS, alike=False, rate=cases.RATE, clip=None, **choices
+):
     """A learner, and the state that it begins with."""
     network, own, frozen = trained(adapters, alike=alike)
-    made = cases.recording(optimizer, rate)
+    made = cases.recording(optimizer, rate, clip)
     made = per_adapter(made, adapters, 0) if adapters else made
     algorithm = schema.Algorithm(**(EXACT | choices))
     learner = Learner(network, made, algorithm, SHAPES, 1.0, 5, frozen=frozen)
     return learner, cases.new_state(made, own)
 
 
-def observed(learner, state, trajectories=TRAJECTORIES):
-    """The result of a sweep, and what its programs returned, on the host, in their order."""
+def observed(learner, state, *, reference=1.0):
+    """The result of a sweep, and what its programs returned, on the host, in their order.
+
+    Args:
+      reference: the reference policy's adapters, as a multiple of the policy's.
+    """
     calls = []
 
     def call(name, program, *arguments):
@@ -81,8 +87,8 @@ def observed(learner, state, trajectories=TRAJECTORIES):
     watched = dataclasses.replace(
         learner, wrap_program=lambda name, own: functools.partial(call, name, own)
     )
-    reference = jax.device_put(cases.host(state.params))
-    return sweep(watched, state, reference, trajectories, iteration=3), calls
+    other = jax.device_put(jax.tree.map(lambda x: reference * x, cases.host(state.params)))
+    return sweep(watched, state, other, TRAJECTORIES, iteration=3), calls
 
 
 def scored(learner, params):
@@ -141,7 +147,7 @@ def test_each_turn_is_scored_under_its_own_adapter():
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_step_on_a_turn_changes_no_bit_of_the_others(optimizer, order):
     """Neither log-probabilities, nor parameters, moments, counts of steps or decayed weights."""
-    learner, state = learner_of(optimizer, rate=0.01, order=order)
+    learner, state = learner_of(optimizer, rate=0.01, clip=0.01, order=order)
     before, rows = cases.host((state.params, state.opt_state)), learner.rows(TRAJECTORIES)
     logp = scored(learner, before[0])
     result, calls = observed(learner, state)

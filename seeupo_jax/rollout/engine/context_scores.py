@@ -30,14 +30,11 @@ class ContextScores(NamedTuple):
     top: list[tuple[tuple[int, float], ...]]
 
 
-def score_context(
-    network: Network, params: Any, tokens: Sequence[int], top: int, action: int = 0
-) -> ContextScores:
+def score_context(network: Network, params: Any, tokens: Sequence[int], top: int) -> ContextScores:
     """The scores of a context of at least one token, by a program for its length.
 
     Args:
       top: number of likeliest tokens.
-      action: before which the context stands, as of `Turn`.
     """
     length = _SHORTEST
     while length < len(tokens):
@@ -45,11 +42,7 @@ def score_context(
     padded_L = np.zeros(length, np.int32)
     padded_L[: len(tokens)] = tokens
     top = min(top, network.arch.vocab_size)
-    adapters, adapter_L = network.arch.turn_adapters, None
-    if adapters:
-        adapter_L = np.full(length, min(action, adapters - 1), np.int32)
-    scores = _score(network, params, padded_L, top, adapter_L)
-    logp_L, top_LT, top_logp_LT = jax.device_get(scores)
+    logp_L, top_LT, top_logp_LT = jax.device_get(_score(network, params, padded_L, top))
     count = len(tokens) - 1
     likeliest = [
         tuple(zip(top_T.tolist(), logp_T.tolist(), strict=True))
@@ -60,12 +53,11 @@ def score_context(
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def _score(
-    network: Network, params: Any, tokens_L: jax.Array, top: int, adapter_L: jax.Array | None
+    network: Network, params: Any, tokens_L: jax.Array, top: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Of the token behind each: its log-probability, and the likeliest ones with theirs."""
     model, arch = network.bind(params), network.arch
-    adapter_NL = None if adapter_L is None else adapter_L[None]
-    hidden_1LD, _ = model.hidden(tokens_L[None], adapter_NL=adapter_NL)
+    hidden_1LD, _ = model.hidden(tokens_L[None])
     head_VD = model.head_VD(arch.dtype)
     unassigned_V = jnp.asarray(arch.unassigned_V())
 

@@ -336,10 +336,10 @@ class SlotEngine:
             arguments = self._decode_arguments(params, pages, slots, *part)
             yield Program(f"rollout/decode {rows * shards}x{width}", sampler.decode, arguments)
 
-    def score(self, tokens: Sequence[int], top: int, action: int = 0) -> ContextScores:
+    def score(self, tokens: Sequence[int], top: int) -> ContextScores:
         """The log-probabilities of a context's tokens; arguments as of `score_context`."""
         with self.mesh_in_force():
-            return score_context(self._layout.network, self._params, tokens, top, action)
+            return score_context(self._layout.network, self._params, tokens, top)
 
     def usage(self) -> Mapping[str, int]:
         usage: Counter[str] = Counter(reshard_bytes=self._reshard_bytes)

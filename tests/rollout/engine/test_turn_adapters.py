@@ -198,13 +198,3 @@ def test_neither_evictions_nor_swaps_change_what_is_sampled(name, on_swap):
     assert not (shard._policies or shard._leases or shard._computed or shard.jobs)
     shard.swap(prefill=False)
     assert sorted(shard._tree._free) == list(range(tight.plan.pages)) and not shard._tree._idle
-
-
-def test_a_context_is_scored_under_the_adapter_of_the_action_behind_it():
-    engine, (network, params) = make_engine(), make()
-    engine.begin(params, seed=1)
-    tokens = PROMPTS[0]
-    for action in range(4):
-        logp_LV = jax.nn.log_softmax(network.bind(params)(np.array([tokens]), turn=action)[0])
-        wanted = np.asarray(logp_LV)[np.arange(len(tokens) - 1), tokens[1:]]
-        np.testing.assert_allclose(engine.score(tokens, 2, action).logp, wanted, atol=1e-5)
