@@ -17,12 +17,16 @@ from places import TINY
 from process_cases import environment
 
 from seeupo_jax.checkpoint import Checkpoints
-from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.configuration import schema
+from seeupo_jax.configuration.loading import from_dict, load_config
+from seeupo_jax.evaluation.frozen_roles import check_frozen_roles
 from seeupo_jax.metrics.metrics_log import read_metrics
+from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.lora import load_adapters
 from seeupo_jax.policy.network import split_model, split_trainable
 from seeupo_jax.policy_io import build
+from seeupo_jax.policy_io.teachers import check_teachers
 from seeupo_jax.serve import KEY_VARIABLE
 from seeupo_jax.training.checks import check_config
 
@@ -98,9 +102,22 @@ def test_an_exported_folder_is_trained_further(runs):
     jax.tree.map(np.testing.assert_array_equal, params, wanted)
     with pytest.raises(ValueError, match=r"lora.per_turn: got 2 with .* of 3 turns; allowed: 3\."):
         build.adapters_of(load_config(TINY, [*path, "lora.per_turn=2"]))
-    further = load_config(TINY, [f"model.path={workdir / 'policy'}", *path[2:]])
-    with pytest.raises(ValueError, match=r"^config\.model\.path: got .* 3 adapters per turn; allo"):
-        check_config(further)
+
+
+def test_it_is_refused_as_the_model_of_one_policy(runs):
+    base, workdir = runs
+    folder, mesh = str(workdir / "policy"), make_mesh(schema.Mesh())
+    teacher = {"model": {"path": str(base)}, "teacher": {"path": folder}}
+    roles = {"model": {"path": str(base)}, "roles": [{"name": "a"}, {"name": "b", "path": folder}]}
+    refusing = {
+        "model.path": lambda: check_config(from_dict({"model": {"path": folder}})),
+        "teacher.path": lambda: check_teachers(from_dict(teacher), mesh, None),
+        "roles[1].path": lambda: check_frozen_roles(from_dict(roles), mesh),
+    }
+    for field, check in refusing.items():
+        said = f"config.{field}: got {folder!r}, which has 3 adapters per turn; allowed: "
+        with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+            check()
 
 
 def test_a_run_is_evaluated_and_explained(runs, tmp_path):
@@ -110,6 +127,7 @@ def test_a_run_is_evaluated_and_explained(runs, tmp_path):
     run_cases.finish(run_cases.start(base, workdir, *given, module="evaluate"))
     assert json.loads(out.read_text())["iteration"] == 3
     (printed,) = run_cases.finish(run_cases.start(base, tmp_path / "new", *CHOICES, "--explain"))
+    printed = " ".join(printed.split())
     assert f"in {ADAPTERS} adapters per turn, each of rank 2" in printed
     assert re.search(r"grows evenly to 128 tokens in \d+ turns is prefilled and scored as", printed)
 

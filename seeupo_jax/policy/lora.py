@@ -313,7 +313,7 @@ def load_adapters(
         return stack_adapters([load_adapters(model, folder, mesh=mesh)] * per_turn, mesh)
     if folders:
         models = [load_adapters(model, each, mesh=mesh) for each in folders]
-        return stack_adapters(models, mesh) if lora.per_turn else models[0]
+        return stack_adapters(models, mesh)
     network, shapes = with_adapters(model.arch, lora)
     wanted, _ = split_trainable(network, shapes)
     tensors: Tensors = SafetensorsFolder(folder, WEIGHTS_FILE, prefix=PREFIX)
@@ -368,19 +368,25 @@ def read_lora(folder: Path) -> LoraAdapters:
     """The adapters of an adapter_config.json, or of those of turns.
 
     Raises:
-      ValueError: no such file, an unsupported setting, or turns whose settings differ.
+      ValueError: no such file, an unsupported setting, or a single turn, or turns whose settings
+        differ.
     """
     folders = turn_folders(folder)
     if not folders:
         return _read_lora(folder / CONFIG_FILE)
     first, *others = [_read_lora(each / CONFIG_FILE) for each in folders]
+    if not others:
+        raise ValueError(
+            f"{folder}: got the adapter of a single turn, {folders[0].name}; allowed: those of"
+            " several, without a gap, or the path of that folder itself."
+        )
     for each, lora in zip(folders[1:], others, strict=True):
         if lora != first:
             raise ValueError(
                 f"{each / CONFIG_FILE}: got other settings than in {folders[0].name}; allowed: the"
                 " same rank, alpha, scale, targets and layers in all turns' adapters."
             )
-    return replace(first, per_turn=len(folders) if others else 0)
+    return replace(first, per_turn=len(folders))
 
 
 def _read_lora(file: Path) -> LoraAdapters:

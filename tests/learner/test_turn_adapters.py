@@ -213,7 +213,7 @@ def test_adapters_that_begin_alike_have_the_gradients_of_one_in_parts():
     )
     (result, calls), (wanted, _) = observed(several, state), observed(one, alone)
     for name in ("sweep/loss", "sweep/weight_max", "sweep/clip_fraction"):
-        np.testing.assert_allclose(result.metrics[name], wanted.metrics[name], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(result.metrics[name], wanted.metrics[name], rtol=1e-5)
     parts, whole = (cases.host(each.train.opt_state[0]) for each in (result, wanted))
     assert len(result.steps) == 1
     for got, all_turns in zip(jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True):
@@ -232,17 +232,23 @@ def test_adapters_that_begin_alike_have_the_gradients_of_one_in_parts():
     ],
 )
 def test_actions_of_several_adapters_have_one_ratio(choices):
-    """A joint step on whole trajectories (GRPO, GSPO) is that of one adapter, in parts."""
+    """A joint step on whole trajectories (GRPO, GSPO) is that of one adapter, in parts.
+
+    With a penalty towards another policy, since the surrogate of the first step is a sum of
+    advantages, which is 0 where they are normalised: the loss would compare rounding errors.
+    """
     (several, state), (one, alone) = (
-        learner_of(adapters=adapters, alike=True, inner_epochs=1, **choices)
+        learner_of(adapters=adapters, alike=True, inner_epochs=1, kl_coef=0.1, **choices)
         for adapters in (ADAPTERS, 0)
     )
-    (result, calls), (wanted, others) = observed(several, state), observed(one, alone)
+    (result, calls), (wanted, others) = (
+        observed(*each, reference=0.5) for each in ((several, state), (one, alone))
+    )
     first, one_step = (
         next(out for name, out in each if name == "turn_step") for each in (calls, others)
     )
     losses = first.metrics["loss"], one_step.metrics["loss"]
-    np.testing.assert_allclose(*losses, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(*losses, rtol=1e-5)
     parts, whole = first.train.opt_state[0], one_step.train.opt_state[0]
     for got, all_turns in zip(jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True):
         largest = np.abs(all_turns).max()

@@ -225,6 +225,9 @@ def test_folders_of_other_settings_are_refused(tmp_path):
     config.write_text(text)
     with pytest.raises(ValueError, match="adapter_1/adapter_config.json: got other settings than"):
         load_adapters(plain, tmp_path)
+    config.unlink()
+    with pytest.raises(ValueError, match="got the adapter of a single turn, adapter_0; allowed: "):
+        load_adapters(plain, tmp_path)
 
 
 def test_peft_reads_each_folder_and_our_loader_all(tmp_path):
