@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -120,12 +121,27 @@ def test_it_is_refused_as_the_model_of_one_policy(runs):
             check()
 
 
-def test_a_run_is_evaluated_and_explained(runs, tmp_path):
+def test_a_run_and_its_exported_folder_are_evaluated_alike(runs, tmp_path):
     base, workdir = runs
-    out = tmp_path / "out.json"
-    given = (*CHOICES, "--k=1", f"--json={out}", "--config.iterations=3")
-    run_cases.finish(run_cases.start(base, workdir, *given, module="evaluate"))
-    assert json.loads(out.read_text())["iteration"] == 3
+    found = []
+    for model, place, more in (
+        (base, workdir, CHOICES),
+        (workdir / "policy", tmp_path, ["--untrained"]),
+    ):
+        out = tmp_path / "out.json"
+        given = [*more, "--k=1", f"--json={out}", "--config.evaluation.temperature=0.01"]
+        run_cases.finish(run_cases.start(model, place, *given, module="evaluate"))
+        values = json.loads(out.read_text())
+        _, *lines = Path(values.pop("episodes")).read_text().splitlines()  # the first: settings
+        episodes = {each["task_id"]: each["messages"] for each in map(json.loads, lines)}
+        found.append((values, episodes))
+    (trained, episodes), (exported, others) = found
+    assert (trained.pop("iteration"), exported.pop("iteration")) == (3, 0)
+    assert (trained, episodes) == (exported, others) and len(episodes) == 6
+
+
+def test_a_run_is_explained(runs, tmp_path):
+    base, _ = runs
     (printed,) = run_cases.finish(run_cases.start(base, tmp_path / "new", *CHOICES, "--explain"))
     printed = " ".join(printed.split())
     assert f"in {ADAPTERS} adapters per turn, each of rank 2" in printed
