@@ -182,6 +182,7 @@ TOKENS = (
     Metric("rollout/tokens_per_second", "tokens/s", "sum / time"),
     Metric("rollout/prefilled_tokens", "tokens", "sum"),
     Metric("rollout/decoded_tokens", "tokens", "sum"),
+    Metric("rollout/adapter_prefill_tokens", "tokens", "sum"),
     Metric("rollout/prefill_positions", "positions", "sum"),
     Metric("rollout/decode_positions", "positions", "sum"),
     Metric("rollout/cached_tokens", "tokens", "sum"),

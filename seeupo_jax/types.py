@@ -298,6 +298,8 @@ class TurnBatch(NamedTuple):
       None: nothing is counted.
     expert_MRLG: experts that the routers are given, as `Architecture.routing` says; None: they
       choose.
+    adapter_MRL: int32, the adapter of each token, where adapters are per turn; their number at
+      padding. None: they are not.
     parent_MRX: int32, index of the token that predicts, in the order of the spans, which need not
       rise along a row; 0 beyond.
     target_MRX: int32, the token that is predicted; `NO_TARGET` beyond.
@@ -338,6 +340,7 @@ class TurnBatch(NamedTuple):
     segment_MRL: jax.Array | None = None
     counted_MRL: jax.Array | None = None
     expert_MRLG: jax.Array | None = None
+    adapter_MRL: jax.Array | None = None
     old_logp_PA: jax.Array | None = None
     ref_logp_PA: jax.Array | None = None
     logp_PA: jax.Array | None = None

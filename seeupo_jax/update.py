@@ -23,7 +23,7 @@ from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import file_sentences, sentence_errors
 from seeupo_jax.planning.remat import choose_remat
-from seeupo_jax.policy_io.build import is_small_policy, load_policy
+from seeupo_jax.policy_io.build import check_trainable, is_small_policy, load_policy
 from seeupo_jax.policy_io.policy_folder import check_output, kept_message, write_policy
 from seeupo_jax.training.stagnation import idle_reason
 from seeupo_jax.training.stored_update import prepare_update, update_stored
@@ -61,6 +61,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             check_output(folder)
             held.enter_context(exclusive_output(folder))
             check_output(folder)  # which another one may just have written
+            check_trainable(config)
             config, trajectories = prepare_update(config, given.trajectories, log)
             config, _ = choose_remat(config)
             policy, params = load_policy(config, config.model.path)

@@ -403,6 +403,10 @@ def test_options_that_demonstrations_do_not_have_are_refused(options, model, tmp
         ("profile.steps=2", "config.profile.steps: got (2,); allowed for sft: none"),
         ("sft.held_out=0.0", "config.sft.patience: got 1; allowed: none where"),
         (
+            'lora={"rank": 2, "per_turn": 3}',
+            "config.lora.per_turn: got 3; allowed for sft: 0 or 1, whose adapters",
+        ),
+        (
             'optimizer={"name": "optax:adamw", "kwargs": {"b1": "high"}}',  # as a user's own
             "config.optimizer: optax:adamw with kwargs={'b1': 'high'} and schedule=constant cannot",
         ),

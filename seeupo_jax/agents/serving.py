@@ -352,6 +352,7 @@ class ServingSession:
                     call.call.constraint, self._tokenizer, context
                 ),
                 shard=group % self._engine.plan.shards,
+                action=sum(each.role == "assistant" for each in call.call.messages),
             )
         )
 
@@ -402,6 +403,13 @@ class ServingSession:
         if self._over:
             raise CallRefused(_SHUTTING_DOWN, status=503, code="shutting_down")
         check_length(call, self._tokenizer, self._max_context)
+        if call.prompt is not None and self._engine.turn_adapters:
+            raise CallRefused(
+                f"prompt: got one for a policy with {self._engine.turn_adapters} adapters per turn;"
+                " allowed: messages, of which those of the assistant say which turn follows.",
+                code="invalid_value",
+                param="prompt",
+            )
         if call.prompt is not None:
             return self._read_prompt(call.prompt)
         try:

@@ -24,7 +24,12 @@ from seeupo_jax.errors import reason
 
 _BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/.*)?")
 _MOUNT = "a folder (gcsfuse mounts a bucket as one)"
-_OF_POLICY = ("config.json", "adapter_config.json", "*.safetensors")
+_OF_POLICY = (
+    "config.json",
+    "adapter_config.json",
+    "adapter_0/adapter_config.json",  # of adapters per turn
+    "*.safetensors",
+)
 _TIMEOUT_S = 60  # of an answer from a bucket
 
 

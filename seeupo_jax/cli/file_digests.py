@@ -87,7 +87,8 @@ def model_digests(path: str) -> dict[str, str | None]:
         except ValueError:  # a part of a model, without the others: what reads it refuses it
             return {place.name: file_digest(place)}
     try:
-        found = sorted(file for file in place.iterdir() if file.suffix in _READ and file.is_file())
+        files = [*place.iterdir(), *place.glob("adapter_*/*")]  # the latter of adapters per turn
+        found = sorted(file for file in files if file.suffix in _READ and file.is_file())
     except OSError:
         return {}
     return file_digests(place, [file for file in found if not file.name.startswith(".")])

@@ -12,9 +12,9 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.config_file import given_values, read_values
 from seeupo_jax.configuration.fields import assign, build, own_names, parse, type_of
 from seeupo_jax.configuration.layers import layered, without
-from seeupo_jax.configuration.model_schema import Lora
 from seeupo_jax.configuration.reward import Judge, check_rewards
 from seeupo_jax.configuration.role_schema import check_roles
+from seeupo_jax.configuration.rules.adapter_rules import check_adapters
 from seeupo_jax.configuration.rules.algorithm_rules import (
     check_choices,
     check_weights,
@@ -188,7 +188,7 @@ def _check_combination(config: Config, recipe: Mapping[str, Any]) -> None:
             f"config.env.memory_mib: got {config.env.memory_mib}; allowed: none, unless"
             " config.env.isolation=process."
         )
-    _check_lora(config)
+    check_adapters(config)
     if model.heads % model.kv_heads:
         raise ValueError(
             f"config.model.kv_heads: got {model.kv_heads}; allowed: a divisor of"
@@ -203,27 +203,6 @@ def _check_combination(config: Config, recipe: Mapping[str, Any]) -> None:
         raise ValueError(
             f"config.batching.buckets: got {buckets}; allowed: rising lengths > 0, the last at"
             f" least rollout.max_context={rollout.max_context}."
-        )
-
-
-def _check_lora(config: Config) -> None:
-    model, lora = config.model, config.lora
-    if model.param_dtype != "float32" and not (lora.rank or lora.path):
-        raise ValueError(
-            f"config.model.param_dtype: got {model.param_dtype!r}; allowed: 'float32' unless"
-            " config.lora.rank > 0, since what trains is float32."
-        )
-    for name in ("alpha", "rslora", "targets", "merge"):
-        value, usual = vars(lora)[name], vars(Lora())[name]
-        if value != usual and not (lora.rank or lora.path):
-            raise ValueError(
-                f"config.lora.{name}: got {value} without adapters, so that nothing reads it;"
-                f" allowed: {usual}, unless config.lora.rank > 0 or config.lora.path is set."
-            )
-    if (lora.rank or lora.path) and (model.path is None or config.warm_start.stages):
-        raise ValueError(
-            f"config.lora: got rank {lora.rank} and path {lora.path!r}; allowed: 0 and none without"
-            " config.model.path and with config.warm_start.stages."
         )
 
 

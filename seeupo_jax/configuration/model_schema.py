@@ -117,8 +117,16 @@ class Lora:
     """Projections that have adapters; a regular expression can select layers."""
     path: str | None = path_field()
     """Start from these adapters, in PEFT's format; it sets all above; none: new ones."""
+    per_turn: int = within(0, 64, 0)
+    """Adapters of turns: action t (from 0) is sampled and trained, with all of its context, under
+    adapter min(t, per_turn - 1); an update moves those of its turns alone; 0 and 1: one for all."""
     merge: bool = False
     """Export the merged model instead of the adapters."""
+
+    @property
+    def turn_adapters(self) -> int:
+        """K, adapters of turns, at least 2; 0: all turns have the same."""
+        return self.per_turn if self.per_turn > 1 else 0
 
 
 @dataclass(frozen=True)

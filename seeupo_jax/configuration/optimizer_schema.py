@@ -52,7 +52,8 @@ class Optimizer:
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Further arguments of the optimizer."""
     max_grad_norm: float | None = above(0, 1.0)
-    """Gradients are clipped to this norm; none: not clipped."""
+    """Gradients are clipped to this norm, with lora.per_turn each adapter's by its own; none: not
+    clipped."""
     groups: tuple[ParameterGroup, ...] = ()
     """Parameters with an optimizer of their own, or frozen: each a dict of pattern and what differs
     (frozen, name, learning_rate, kwargs); (): none."""

@@ -43,7 +43,7 @@ DECISIONS: Mapping[str, Mapping[Decision, str]] = {
         R: "dtype param_dtype scan_layers vocab_size width layers heads kv_heads head_dim mlp_width"
         " rope_theta max_positions qk_norm qkv_bias tied",
     },
-    "lora": {A: "merge", T: "path rank alpha rslora targets"},
+    "lora": {A: "merge", T: "path rank alpha rslora targets per_turn"},
     "chat": {T: "system tools roles template template_kwargs"},
     "env": {
         C: "workers timeout_s retries retry_wait_s isolation memory_mib",

@@ -42,6 +42,7 @@ def check_frozen_roles(config: Config, mesh: jax.sharding.Mesh | None = None) ->
                 " allowed: none, since it is not sent to a server."
             )
         if role.path is not None:
+            build.check_one_adapter(role.path, f"{field}.path", "a model of one policy")
             own = role_config(config, role)
             build.check_layout(own, make_mesh(own.mesh) if mesh is None else mesh)
             if config.model.path is not None:

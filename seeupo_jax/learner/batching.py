@@ -34,6 +34,7 @@ class SegmentBatch:
     tokens, turn, logp: as in `Segment`, one array a segment; but the turn of forced tokens, and of
       those of a turn that another trajectory owns, is `CONTEXT`.
     version: as of `Segment.versions`, one array a segment.
+    adapters: of turns (`LoraAdapters.per_turn`); 1: all turns have the same.
     trajectory_S: the trajectory of a segment. group_S: the trajectory's group, whose members begin
       alike.
     """
@@ -50,6 +51,7 @@ class SegmentBatch:
     routing: Routing | None = None  # of the policy's routers; None: it has none
     experts: ExpertRecord | None = None  # that the routers replay; None: they choose
     version: tuple[np.ndarray, ...] = ()
+    adapters: int = 1
 
     @classmethod
     def of(
@@ -61,6 +63,7 @@ class SegmentBatch:
         mask_truncated: bool = False,
         routing: Routing | None = None,
         replays: bool = False,
+        adapters: int = 1,
     ) -> SegmentBatch:
         """Segments of the trajectories that an update learns from.
 
@@ -71,6 +74,7 @@ class SegmentBatch:
           mask_truncated: whether trajectories that were cut are excluded from updates.
           routing: of the policy's routers.
           replays: whether the routers replay the experts that the sampler recorded.
+          adapters: of turns; 1: all turns have the same.
         """
         trained = np.flatnonzero(learnable(trajectories, grouped=grouped))
         pairs = [(i, segment) for i in trained for segment in trajectories[i].segments]
@@ -98,6 +102,7 @@ class SegmentBatch:
             if replays and routing is not None
             else None,
             version=tuple(s.versions(trajectories[i].policy_version) for i, s in pairs),
+            adapters=adapters,
         )
         if not truncated:
             return rows
@@ -153,10 +158,14 @@ def forced_fraction(rows: SegmentBatch) -> float:
 
 @dataclass(frozen=True, eq=False)
 class ActionSpan:
-    """The action tokens of a segment in a step, by their positions in the segment."""
+    """The action tokens of a segment in a step, by their positions in the segment.
+
+    adapter: of these tokens and of all before them, where adapters are per turn.
+    """
 
     segment: int
     position_A: np.ndarray
+    adapter: int = 0
 
     @property
     def end(self) -> int:
@@ -165,7 +174,10 @@ class ActionSpan:
 
 
 def action_spans(rows: SegmentBatch, turns: Sequence[int]) -> list[ActionSpan]:
-    """The spans of an update of these turns; a trajectory without these turns has none."""
+    """The spans of an update of these turns; a trajectory without these turns has none.
+
+    Of a segment that is one for each adapter of its turns.
+    """
     updated_S = rows.updated_S
     return [span for span in _spans(rows, turns) if updated_S[span.segment]]
 
@@ -174,8 +186,9 @@ def _spans(rows: SegmentBatch, turns: Sequence[int]) -> list[ActionSpan]:
     spans = []
     for segment, turn_L in enumerate(rows.turn):
         position_A = np.flatnonzero(np.isin(turn_L, turns))
-        if position_A.size:
-            spans.append(ActionSpan(segment, position_A))
+        adapter_A = np.minimum(turn_L[position_A], rows.adapters - 1)
+        for adapter in np.unique(adapter_A).tolist():
+            spans.append(ActionSpan(segment, position_A[adapter_A == adapter], adapter))
     return spans
 
 
@@ -188,7 +201,8 @@ def all_actions(rows: SegmentBatch) -> list[ActionSpan]:
 class Layout:
     """The spans of a step packed into rows.
 
-    length: tokens of a row. forest: the spans' segments, each up to its span's end.
+    length: tokens of a row. forest: the spans' segments, each up to its span's end; those of
+      different adapters share no token.
     """
 
     spans: Sequence[ActionSpan]
@@ -216,7 +230,7 @@ def lay_out(
         spans,
         *choose_length(
             [rows.tokens[span.segment][:size] for span, size in zip(spans, end, strict=True)],
-            rows.group_S[[span.segment for span in spans]],
+            [int(rows.group_S[span.segment]) * rows.adapters + span.adapter for span in spans],
             lengths=allowed,
             rows=shapes.rows,
             share=shapes.share,
@@ -236,7 +250,7 @@ def turn_batch(
     action: int,
     behind: bool = False,
     span_slots: Sequence[tuple[int, int]] | None = None,
-    doubled: bool = False,
+    copies: int = 1,
 ) -> TurnBatch:
     """Pads spans into a TurnBatch of host arrays.
 
@@ -247,12 +261,12 @@ def turn_batch(
       behind: whether the result for a token is read from its own hidden state instead of from the
         one that predicts it.
       span_slots: where in [P, A] each span begins; None: every span has a row of its own, in order.
-      doubled: whether the batch has room for at least twice as many rows and spans.
+      copies: the batch has room for at least so many times as many rows and spans.
     """
     L, R, forest, spans = layout.length, shapes.rows, layout.forest, layout.spans
     span_slots = [(place, 0) for place in range(len(spans))] if span_slots is None else span_slots
     spans_needed = 1 + max((place for place, _ in span_slots), default=-1)
-    M, P = _room(shapes, L, len(forest.tokens), spans_needed, doubled=doubled)
+    M, P = _room(shapes, L, len(forest.tokens), spans_needed, copies=copies)
     predicted = TargetSlots(M * R, L)
     tokens, depth, end = _forest_rows(forest, (M * R, L))
     slot, mask = np.zeros((P, action), np.int32), np.zeros((P, action), np.float32)
@@ -289,18 +303,30 @@ def turn_batch(
         segment_MRL=segment,
         counted_MRL=None if rows.routing is None else forest.counted((M * R, L)).reshape(shape),
         expert_MRLG=None if expert is None else expert.reshape(M, R, L, -1),
+        adapter_MRL=_adapters(rows, layout, shape) if rows.adapters > 1 else None,
         **{f"{name}_PA": array for name, array in padded.items()},
         **{_OF_TARGETS[name][0]: x.reshape(*shape, -1) for name, x in of_targets.items()},
     )
 
 
+def _adapters(rows: SegmentBatch, layout: Layout, shape: tuple[int, int, int]) -> np.ndarray:
+    """The adapter of each token of a layout's rows, int32 [M, R, L]."""
+    M, R, L = shape
+    adapter_RL = np.full((M * R, L), rows.adapters, np.int32)
+    for span, row, index_L in zip(
+        layout.spans, layout.forest.row_S, layout.forest.index, strict=True
+    ):
+        adapter_RL[row, index_L] = span.adapter
+    return adapter_RL.reshape(shape)
+
+
 def _room(
-    shapes: Shapes, length: int, rows: int = 0, spans: int = 0, *, doubled: bool
+    shapes: Shapes, length: int, rows: int = 0, spans: int = 0, *, copies: int
 ) -> tuple[int, int]:
     """M and P of a batch of so many rows of a length and so many spans."""
-    if doubled:
-        rows = max(rows, shapes.microbatches(length) * shapes.rows + 1)
-        spans = max(spans, shapes.spans() + 1)
+    if copies > 1:
+        rows = max(rows, (copies - 1) * shapes.microbatches(length) * shapes.rows + 1)
+        spans = max(spans, (copies - 1) * shapes.spans() + 1)
     return shapes.microbatches(length, rows), shapes.spans(spans)
 
 
@@ -311,7 +337,7 @@ def batch_shapes(
     *,
     length: int,
     action: int,
-    doubled: bool = False,
+    copies: int = 1,
 ) -> TurnBatch:
     """Shape structs of a batch with the listed number of rows and spans; see `turn_batch`.
 
@@ -323,7 +349,7 @@ def batch_shapes(
     Raises:
       ValueError: more tokens than int32 counts.
     """
-    M, P = _room(shapes, length, doubled=doubled)
+    M, P = _room(shapes, length, copies=copies)
     check_slots(M * shapes.rows, length)
     routing, struct = rows.routing, jax.ShapeDtypeStruct
     MRL, PA = (M, shapes.rows, length), (P, action)
@@ -337,6 +363,7 @@ def batch_shapes(
         segment_MRL=None if shapes.share else of_tokens,
         counted_MRL=None if routing is None else struct(MRL, np.bool_),
         expert_MRLG=None if rows.experts is None else rows.experts.struct(*MRL),
+        adapter_MRL=of_tokens if rows.adapters > 1 else None,
         **_field_structs(per_token, PA, MRL),
     )
 

@@ -238,6 +238,18 @@ class Learner:
             return state
         return at_share(state, self.schedule.share(iteration), self.replicate)
 
+    @property
+    def adapters(self) -> int:
+        """Adapters of turns; 1: all turns have the same."""
+        return max(1, self.network.arch.turn_adapters)
+
+    @property
+    def adapters_per_update(self) -> int:
+        """Adapters that the turns of an update have, at most."""
+        turns, algorithm = self.shapes.turns, self.algorithm
+        together = turns if algorithm.order == "parallel" else algorithm.span(turns)
+        return max(1, min(self.adapters, together))
+
     def rows(self, trajectories: Sequence[Trajectory]) -> SegmentBatch:
         """The segments of those that it learns from."""
         return SegmentBatch.of(
@@ -247,6 +259,7 @@ class Learner:
             mask_truncated=self.algorithm.truncated == "mask",
             routing=self.routing,
             replays=self.algorithm.router_replay == "rollout",
+            adapters=self.adapters,
         )
 
     def replicate(self, x_N: Any) -> jax.Array:

@@ -55,6 +55,7 @@ def sweep_programs(learner: Learner, trajectories: int) -> Iterator[SweepProgram
     """The programs that sweeps over so many trajectories may run, shortest rows first."""
     empty_S = np.zeros(0, np.int32)
     rows = SegmentBatch((), (), (), empty_S, empty_S, trajectories, 0, routing=learner.routing)
+    rows = replace(rows, adapters=learner.adapters)
     if learner.algorithm.router_replay != "none":
         rows = replace(rows, experts=ExpertRecord(learner.routing, ()))
     shapes = learner.shapes
@@ -131,13 +132,16 @@ def _score_programs(learner: Learner, rows: SegmentBatch, length: int) -> Iterat
     """Passes over trajectories by the policies, the critic and the scorer; the scorer's step."""
     given, rows = rows, replace(rows, experts=None)
 
-    def batch_of(source: SegmentBatch, doubled: bool = False) -> TurnBatch:
-        action = learner.shapes.longest
-        return batch_shapes(source, learner.shapes, length=length, action=action, doubled=doubled)
+    def batch_of(source: SegmentBatch, copies: int = learner.adapters) -> TurnBatch:
+        room = {"action": learner.shapes.longest, "copies": copies}
+        return batch_shapes(source, learner.shapes, length=length, **room)
 
     batch, replayed = batch_of(rows), batch_of(given)
-    gains = learner.algorithm.estimator.scores_answers  # by branches, in the old policy's pass
-    first = batch_of(given if learner.algorithm.router_replay == "rollout" else rows, gains)
+    first = batch_of(
+        given if learner.algorithm.router_replay == "rollout" else rows,
+        # By branches, in the old policy's pass.
+        2 if learner.algorithm.estimator.scores_answers else learner.adapters,
+    )
     if "score" in learner.kinds:
         yield _call(
             f"sweep/score {length}",
@@ -199,7 +203,8 @@ def _scorer_programs(
 def _turn_programs(learner: Learner, rows: SegmentBatch, length: int) -> Iterator[SweepProgram]:
     """The passes of an update: its steps, and the scoring pass and the refresh around them."""
     shapes, kinds = learner.shapes, learner.kinds
-    batch = batch_shapes(rows, shapes, learner.per_token, length=length, action=shapes.action)
+    room = {"action": shapes.action, "copies": learner.adapters_per_update}
+    batch = batch_shapes(rows, shapes, learner.per_token, length=length, **room)
     numbers_N = _on_device(learner, (rows.trajectories,))
     refresh_batch = None
     if learner.fused:

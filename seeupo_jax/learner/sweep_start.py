@@ -187,7 +187,8 @@ def _pack_actions(learner: Learner, rows: SegmentBatch) -> tuple[Layout, TurnBat
     """All sampled tokens of the rows, as one batch."""
     shapes = learner.shapes
     layout = lay_out(rows, all_actions(rows), shapes, shapes.long)
-    return layout, turn_batch(rows, layout, shapes, {}, action=shapes.longest)
+    room = {"action": shapes.longest, "copies": learner.adapters}
+    return layout, turn_batch(rows, layout, shapes, {}, **room)
 
 
 def turn_logp(learner: Learner, params: Any, trajectories: Sequence[Trajectory]) -> np.ndarray:

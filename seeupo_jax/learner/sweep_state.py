@@ -128,7 +128,8 @@ class SweepState(NamedTuple):
     def batch(self, learner: Learner, layout: Layout) -> tuple[SweepState, TurnBatch]:
         """The state with a layout's tokens counted, and the layout as a padded batch."""
         shapes = learner.shapes
-        batch = turn_batch(self.data.rows, layout, shapes, self.per_token, action=shapes.action)
+        room = {"action": shapes.action, "copies": learner.adapters_per_update}
+        batch = turn_batch(self.data.rows, layout, shapes, self.per_token, **room)
         _, R, L = batch.tokens_MRL.shape
         counts = TokenCounts(
             self.counts.tokens + sum(span.end for span in layout.spans),

@@ -209,7 +209,8 @@ def _scoring_batch(
 ) -> TurnBatch:
     rows, shapes = current.data.rows, learner.shapes
     layout = lay_out(rows, spans, shapes, shapes.long)
-    return turn_batch(rows, layout, shapes, per_token, action=shapes.longest)
+    room = {"action": shapes.longest, "copies": learner.adapters}
+    return turn_batch(rows, layout, shapes, per_token, **room)
 
 
 def _parts_of_actions(current: SweepState, spans: Sequence[ActionSpan]) -> list[ActionSpan]:

@@ -38,6 +38,7 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
     "mlp": "tensor",
     "experts": "expert",
     "rank": None,
+    "adapters": None,
 }
 # An activation's width stays whole: its rows already use the fsdp axis.
 ACTIVATION_RULES = RULES | {"embed": None}

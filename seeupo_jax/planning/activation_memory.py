@@ -169,7 +169,8 @@ def _traced(arch: Architecture, remat: str, rows: int, length: int) -> int:
 
     def run(params: Any, frozen: Any, x: jax.Array, position_NL: jax.Array) -> jax.Array:
         layer = nnx.merge(graph, nnx.State(policy.join_params(params, frozen)))
-        return layer(x, position_NL, attend, recur)[0]
+        adapter_NL = position_NL if arch.turn_adapters else None  # any numbers, of every token
+        return layer(x, position_NL, attend, recur, adapter_NL=adapter_NL)[0]
 
     def backward(params: Any, frozen: Any, x: jax.Array, position_NL: jax.Array) -> Any:
         body = REMAT[remat](run)

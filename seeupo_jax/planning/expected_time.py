@@ -9,7 +9,6 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.shapes import Shapes
 from seeupo_jax.learner.sweep_plan import (
     Kind,
-    SweepPass,
     SweepPlan,
     plan_sweep,
     scores_old_policy,
@@ -127,25 +126,34 @@ def minibatches(config: Config) -> int:
     return min(config.algorithm.minibatches_per_turn, config.rollout.trajectories)
 
 
-def end_of(config: Config, each: SweepPass) -> int:
-    """Tokens of a conversation at the end of a pass's turns.
+def ends_of(config: Config, turns: Sequence[int]) -> list[int]:
+    """Tokens of a conversation at the end of some turns: with adapters per turn of each one's.
 
     Every conversation grows evenly to `max_context` in `max_turns` turns.
     """
-    rollout = config.rollout
-    return -(-rollout.max_context * (1 + max(each.turns)) // rollout.max_turns)
+    rollout, adapters = config.rollout, max(1, config.lora.turn_adapters)
+    last = {min(turn, adapters - 1): turn for turn in sorted(turns)}
+    return [-(-rollout.max_context * (1 + turn) // rollout.max_turns) for turn in last.values()]
+
+
+def copies(config: Config) -> list[int]:
+    """Tokens of a conversation as each adapter per turn computes it; one number without such."""
+    return ends_of(config, range(config.rollout.max_turns))
 
 
 def pass_ends(config: Config, kind: Kind) -> list[int]:
-    """`end_of` of every execution of a kind of pass over turns, in their order."""
+    """`ends_of` every execution of a kind of pass over turns, in their order."""
     passes = planned_sweep(config).of(kind)
-    return [end_of(config, each) for each in passes for _ in range(each.times)]
+    return [
+        end for each in passes for _ in range(each.times) for end in ends_of(config, each.turns)
+    ]
 
 
 def rescored_ends(config: Config) -> list[int]:
     """As `pass_ends`, for scoring a step's part under the current policy (`SweepPass.rescored`)."""
     passes = planned_sweep(config).of("turn")
-    return [end_of(config, each) for each in passes for _ in range(each.rescored)]
+    steps = [each.turns for each in passes for _ in range(each.rescored)]
+    return [end for turns in steps for end in ends_of(config, turns)]
 
 
 def iteration_flops(run: AbstractRun) -> float:
@@ -161,8 +169,11 @@ def iteration_flops(run: AbstractRun) -> float:
     part = -(-run.trajectories // minibatches(config))
     whole = pack(shapes, run.trajectories, context, shapes.long)
 
+    each_copy = copies(config)
     sampled = [Pass(run.trajectories, context, head=context // 2)]
-    scored = [whole] * (scoring_passes(plan) + algorithm.estimator.scores_answers)
+    sampled += [Pass(run.trajectories, end) for end in each_copy[:-1]]
+    scored = [pack(shapes, run.trajectories, end, shapes.long) for end in each_copy]
+    scored *= scoring_passes(plan) + algorithm.estimator.scores_answers
     of_turns = pass_ends(config, "refresh") + pass_ends(config, "old")
     scored += [pack(shapes, run.trajectories, end) for end in of_turns]
     scored += [pack(shapes, part, end, shapes.long) for end in rescored_ends(config)]

@@ -261,7 +261,7 @@ def _expert_low_rank(arch: Architecture, count: int) -> int:
         return 0
     D, F = arch.width, arch.moe.mlp_width
     sizes = {"gate_proj": D + F, "up_proj": F, "down_proj": F + D}
-    return count * lora.rank * sum(sizes[name] for name in sizes if name in lora.targets)
+    return count * lora.total_rank * sum(sizes[name] for name in sizes if name in lora.targets)
 
 
 def _router(arch: Architecture) -> int:
@@ -284,7 +284,8 @@ def _low_rank(
     """Parameters of the adapters of a layer's projections."""
     lora = arch.layer_adapters(layer)
     adapted = () if lora is None else lora.targets
-    return {name: arch.lora.rank * sum(matrices[name]) for name in matrices if name in adapted}
+    rank = 0 if lora is None else lora.total_rank
+    return {name: rank * sum(matrices[name]) for name in matrices if name in adapted}
 
 
 def _projections(arch: Architecture, work: Pass) -> float:

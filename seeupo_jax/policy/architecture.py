@@ -184,6 +184,8 @@ class LoraAdapters:
       names of modules, such as model.layers.0.self_attn.q_proj.
     rslora: the scale is alpha / sqrt(rank) (arXiv:2312.03732) instead of alpha / rank.
     layers: those that have adapters; None: all.
+    per_turn: K adapters, stacked on a leading axis: action t of a conversation (0, 1, ...) and all
+      of its context are computed under adapter min(t, K - 1). 0: one, for all actions.
     """
 
     rank: int
@@ -191,11 +193,17 @@ class LoraAdapters:
     targets: tuple[str, ...]
     rslora: bool = False
     layers: tuple[int, ...] | None = None
+    per_turn: int = 0
 
     @property
     def scale(self) -> float:
         """The scale of the product of the two factors."""
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
+    @property
+    def total_rank(self) -> int:
+        """The rank of all stacked adapters together, with which a pass computes them."""
+        return self.rank * max(1, self.per_turn)
 
     @property
     def pattern(self) -> str | None:
@@ -319,6 +327,16 @@ class Architecture:
     def unassigned_V(self) -> np.ndarray:
         """Of every id whether no token has it: bool [V]."""
         return np.searchsorted(self.unassigned, np.arange(self.vocab_size), side="right") % 2 == 1
+
+    @property
+    def turn_adapters(self) -> int:
+        """K, adapters of turns, of which every token needs the number of its own; 0: none."""
+        return 0 if self.lora is None else self.lora.per_turn
+
+    @property
+    def adapter_axis(self) -> int:
+        """The axis of stacked adapters in their parameters: behind that of stacked layers."""
+        return int(self.scan_layers)
 
     def window(self, layer: int) -> int | None:
         """The sliding window of a layer."""

@@ -68,16 +68,18 @@ class LatentProjections(nnx.Module):
         keys_values = arch.heads * (latent.nope_dim + latent.value_dim)
         self.kv_b = project("kv_b_proj", latent.kv_rank, keys_values)
 
-    def expand(self, x: jax.Array, position_NL: jax.Array) -> tuple[jax.Array, KeyValues]:
+    def expand(
+        self, x: jax.Array, position_NL: jax.Array, adapter_NL: jax.Array | None = None
+    ) -> tuple[jax.Array, KeyValues]:
         """Queries, keys and values of all heads; values are filled up with zeros to a key's width.
 
         The zeros cost as many FLOPs as values would: 1.2 times those of attention without them for
         DeepSeek-V3's 192 and 128. The kernels have one width for all three.
         """
         latent = self.latent
-        q_NLHn, q_NLHd = self._queries(x, position_NL)
-        latent_NLc, key_NL1d = self._latents(x, position_NL)
-        keys_values = self._of_heads(self.kv_b(latent_NLc))
+        q_NLHn, q_NLHd = self._queries(x, position_NL, adapter_NL)
+        latent_NLc, key_NL1d = self._latents(x, position_NL, adapter_NL)
+        keys_values = self._of_heads(self.kv_b(latent_NLc, adapter_NL))
         k_NLHn, v_NLHv = jnp.split(keys_values, [latent.nope_dim], axis=-1)
         shared = jnp.broadcast_to(key_NL1d, (*k_NLHn.shape[:3], latent.rope_dim))
         q = jnp.concatenate([q_NLHn, q_NLHd], axis=-1)
@@ -86,15 +88,18 @@ class LatentProjections(nnx.Module):
         zeros = ((0, 0), (0, 0), (0, 0), (0, latent.head_dim - latent.value_dim))
         return q, KeyValues(jnp.concatenate([k_NLHn, shared], axis=-1), jnp.pad(v_NLHv, zeros))
 
-    def absorb(self, x: jax.Array, position_NL: jax.Array) -> tuple[jax.Array, KeyValues]:
+    def absorb(
+        self, x: jax.Array, position_NL: jax.Array, adapter_NL: jax.Array | None = None
+    ) -> tuple[jax.Array, KeyValues]:
         """Queries of latents, and of one head its keys, which are its values too."""
-        latent = self.latent
-        q_NLHn, q_NLHd = self._queries(x, position_NL)
-        latent_NLc, key_NL1d = self._latents(x, position_NL)
+        latent, adapter_NL1 = self.latent, _of_each_head(adapter_NL)
+        q_NLHn, q_NLHd = self._queries(x, position_NL, adapter_NL)
+        latent_NLc, key_NL1d = self._latents(x, position_NL, adapter_NL)
         kernel, scale, factors = self._second(slice(latent.nope_dim))
         q_NLHc = _product("nlhd,chd->nlhc", _scaled(q_NLHn, scale), kernel)
         if factors is not None:
             low = _product("nlhd,rhd->nlhr", q_NLHn, factors[1]).astype(x.dtype)
+            low = self.kv_b.own(low, adapter_NL1)
             q_NLHc += _product("nlhr,cr->nlhc", low, factors[0]) * self.kv_b.lora.scale
         query_scale = latent.head_dim**-0.5 if self.query_scale is None else self.query_scale
         q = jnp.concatenate([q_NLHc, q_NLHd.astype(jnp.float32)], axis=-1)
@@ -103,7 +108,7 @@ class LatentProjections(nnx.Module):
         keys = repeat_kv_heads(keys, self.heads)
         return q, KeyValues(keys, keys)
 
-    def read(self, y: jax.Array, absorbed: bool) -> jax.Array:
+    def read(self, y: jax.Array, absorbed: bool, adapter_NL: jax.Array | None = None) -> jax.Array:
         """Each head's sum of values, from what attention gives in either form."""
         latent = self.latent
         if not absorbed:
@@ -113,23 +118,28 @@ class LatentProjections(nnx.Module):
         out_NLHv = _scaled(_product("nlhc,chv->nlhv", y_NLHc, kernel), scale)
         if factors is not None:
             low = _product("nlhc,cr->nlhr", y_NLHc, factors[0]).astype(y.dtype)
+            low = self.kv_b.own(low, _of_each_head(adapter_NL))
             out_NLHv += _product("nlhr,rhv->nlhv", low, factors[1]) * self.kv_b.lora.scale
         return out_NLHv.astype(y.dtype)
 
-    def _queries(self, x: jax.Array, position_NL: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _queries(
+        self, x: jax.Array, position_NL: jax.Array, adapter_NL: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
         """Their parts without rope and with it."""
         if self.latent.q_rank is None:
-            q = self._of_heads(self.q(x))
+            q = self._of_heads(self.q(x, adapter_NL))
         else:
-            q = self._of_heads(self.q_b(self.q_a_norm(self.q_a(x))))
+            q = self._of_heads(self.q_b(self.q_a_norm(self.q_a(x, adapter_NL)), adapter_NL))
         if self.rope is not None:
             q = grow_queries(q, position_NL, self.rope)
         still, turning = jnp.split(q, [self.latent.nope_dim], axis=-1)
         return still, self._rotated(turning, position_NL)
 
-    def _latents(self, x: jax.Array, position_NL: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _latents(
+        self, x: jax.Array, position_NL: jax.Array, adapter_NL: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
         """Latents, and the part of keys that has a rope."""
-        latent, key = jnp.split(self.kv_a(x), [self.latent.kv_rank], axis=-1)
+        latent, key = jnp.split(self.kv_a(x, adapter_NL), [self.latent.kv_rank], axis=-1)
         return self.kv_a_norm(latent), self._rotated(key[:, :, None], position_NL)
 
     def _rotated(self, x: jax.Array, position_NL: jax.Array) -> jax.Array:
@@ -154,9 +164,13 @@ class LatentProjections(nnx.Module):
         if kv_b.kernel_scale is not None:
             scale = self._of_heads(kv_b.kernel_scale[...])[..., part]
         if kv_b.lora is not None:
-            factors = kv_b.lora_a[...], self._of_heads(kv_b.lora_b[...])[..., part]
-            factors = tuple(x.astype(dtype) for x in factors)
+            a, b = kv_b.factors(dtype)
+            factors = a, self._of_heads(b)[..., part]
         return kernel, scale, factors
+
+
+def _of_each_head(adapter_NL: jax.Array | None) -> jax.Array | None:
+    return None if adapter_NL is None else adapter_NL[:, :, None]
 
 
 def _scaled(x: jax.Array, scale: jax.Array | None) -> jax.Array:

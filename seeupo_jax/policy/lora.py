@@ -48,9 +48,11 @@ from seeupo_jax.policy.network import (
     split_trainable,
 )
 from seeupo_jax.policy.transformer import Transformer
+from seeupo_jax.policy.turn_adapters import adapter_of, stack_adapters
 
 _LOGGER = logging.getLogger(__name__)
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+TURN_FOLDER = "adapter_{}"  # of one turn's adapter, where adapters are per turn
 PREFIX = "base_model.model."  # before every module's name in PEFT's files
 TARGETS = schema.Lora.targets
 _KEPT = 0.9  # of what adapters add, where merging them is not worth a warning
@@ -80,12 +82,16 @@ def attach_adapters(
     """The model with new adapters, which have no effect yet: B is zero.
 
     A is uniform within 1/sqrt(fan-in), as in PEFT; each layer's depends on its name and the seed.
+    Adapters per turn all begin as the one would that is for all turns.
 
     Raises:
       ValueError: the model has adapters already, or lacks a target.
     """
     if model.arch.lora is not None:
         raise ValueError("attach: the model has adapters already; allowed: merge(model) first.")
+    if lora.per_turn:
+        alone = attach_adapters(model, replace(lora, per_turn=0), seed=seed, mesh=mesh)
+        return stack_adapters([alone] * lora.per_turn, mesh)
     network, shapes = with_adapters(model.arch, lora)
     new, _ = split_trainable(network, shapes)
     for stored in stored_parameters(network.arch, new):
@@ -111,9 +117,17 @@ def merge_adapters(model: Transformer) -> Transformer:
 
     Kernels keep their type. Where its rounding loses more than a tenth of what the adapters add, a
     warning says so.
+
+    Raises:
+      ValueError: adapters per turn.
     """
     if model.arch.lora is None:
         return model
+    if model.arch.turn_adapters:
+        raise ValueError(
+            f"merge_adapters: got {model.arch.turn_adapters} adapters per turn; allowed: one of"
+            " them, as adapter_of(model, turn) gives it."
+        )
     scale = model.arch.lora.scale
     added: list[tuple[jax.Array, jax.Array]] = []  # along what the adapters add, and all of it
 
@@ -147,6 +161,9 @@ def save_adapters(
 ) -> None:
     """Writes a model's adapters as PEFT does; with several processes all call it, 0 writes.
 
+    Those of turns go into folders of their own, `adapter_0` and so on, which `load_adapters` reads
+    together and PEFT one by one.
+
     Args:
       base: the model that they belong to. A folder is written as an absolute path, by which PEFT
         and `from_pretrained` find it from any folder; a name of the Hugging Face Hub as it is, with
@@ -159,6 +176,8 @@ def save_adapters(
     lora = model.arch.lora
     if lora is None:
         raise ValueError("save_adapters: got a model without adapters; allowed: one with them.")
+    if lora.per_turn:
+        return _save_turns(model, Path(path), base, tokenizer)
     network, params = split_model(model)
     adapters, _ = split_trainable(network, params)
     if some := adapters_of_some_parts(model.arch, adapters):
@@ -172,6 +191,15 @@ def save_adapters(
     values = {**_base_json(base), **_config_json(model.arch, tensors)}
     (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     if tokenizer is not None:
+        tokenizer.save(folder)
+
+
+def _save_turns(
+    model: Transformer, folder: Path, base: str | Path, tokenizer: Tokenizer | None
+) -> None:
+    for number in range(model.arch.turn_adapters):
+        save_adapters(adapter_of(model, number), folder / TURN_FOLDER.format(number), base)
+    if tokenizer is not None and jax.process_index() == 0:
         tokenizer.save(folder)
 
 
@@ -263,16 +291,29 @@ def _packs_experts(arch: Architecture) -> bool:
 
 
 def load_adapters(
-    model: Transformer, path: str | Path, *, mesh: jax.sharding.Mesh | None = None
+    model: Transformer,
+    path: str | Path,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
+    per_turn: int = 0,
 ) -> Transformer:
-    """The model with the adapters of a folder in PEFT's format.
+    """The model with the adapters of a folder in PEFT's format, or with those of turns.
+
+    Args:
+      path: with `adapter_config.json`, or with folders `adapter_0`, `adapter_1`, ... that have one.
+      per_turn: number of turns whose adapters begin as the one of the folder; 0: one for all turns.
 
     Raises:
       ValueError: a missing or damaged file, a setting that is not supported, or tensors that do not
         fit the model.
     """
     folder = Path(path)
-    lora = read_lora(folder)
+    folders, lora = turn_folders(folder), read_lora(folder)
+    if per_turn and not lora.per_turn:
+        return stack_adapters([load_adapters(model, folder, mesh=mesh)] * per_turn, mesh)
+    if folders:
+        models = [load_adapters(model, each, mesh=mesh) for each in folders]
+        return stack_adapters(models, mesh)
     network, shapes = with_adapters(model.arch, lora)
     wanted, _ = split_trainable(network, shapes)
     tensors: Tensors = SafetensorsFolder(folder, WEIGHTS_FILE, prefix=PREFIX)
@@ -295,10 +336,12 @@ def load_adapters(
 def base_model_path(folder: Path) -> str | None:
     """The path of the model that a folder's adapters belong to; None: it has no adapters.
 
+    Of adapters per turn it is that of the first one.
+
     Raises:
       ValueError: a damaged file, or one that names no model.
     """
-    file = folder / CONFIG_FILE
+    file = next((each / CONFIG_FILE for each in turn_folders(folder)), folder / CONFIG_FILE)
     if not file.is_file():
         return None
     values = read_json_object(file)
@@ -311,13 +354,42 @@ def base_model_path(folder: Path) -> str | None:
     return f"{base}@{revision}" if named else base
 
 
+def turn_folders(folder: Path) -> list[Path]:
+    """The folders of the adapters of turns in a folder; without any: it has none."""
+    if (folder / CONFIG_FILE).is_file():
+        return []
+    found: list[Path] = []
+    while (each := folder / TURN_FOLDER.format(len(found)) / CONFIG_FILE).is_file():
+        found.append(each.parent)
+    return found
+
+
 def read_lora(folder: Path) -> LoraAdapters:
-    """The adapters of an adapter_config.json.
+    """The adapters of an adapter_config.json, or of those of turns.
 
     Raises:
-      ValueError: no such file, or an unsupported setting.
+      ValueError: no such file, an unsupported setting, or a single turn, or turns whose settings
+        differ.
     """
-    file = folder / CONFIG_FILE
+    folders = turn_folders(folder)
+    if not folders:
+        return _read_lora(folder / CONFIG_FILE)
+    first, *others = [_read_lora(each / CONFIG_FILE) for each in folders]
+    if not others:
+        raise ValueError(
+            f"{folder}: got the adapter of a single turn, {folders[0].name}; allowed: those of"
+            " several, without a gap, or the path of that folder itself."
+        )
+    for each, lora in zip(folders[1:], others, strict=True):
+        if lora != first:
+            raise ValueError(
+                f"{each / CONFIG_FILE}: got other settings than in {folders[0].name}; allowed: the"
+                " same rank, alpha, scale, targets and layers in all turns' adapters."
+            )
+    return replace(first, per_turn=len(folders))
+
+
+def _read_lora(file: Path) -> LoraAdapters:
     if not file.is_file():
         raise ValueError(f"no file {file}; a folder of adapters in PEFT's format has one.")
     values = read_json_object(file)

@@ -27,6 +27,7 @@ from seeupo_jax.policy.architecture import (
     Routing,
 )
 from seeupo_jax.policy.kernels.grouped import grouped_product
+from seeupo_jax.policy.turn_factors import below_each_other, own_activations, side_by_side
 
 EXPERT, TENSOR = RULES["experts"], RULES["mlp"]
 # Parameters of a layer's router and experts, each with its logical axes.
@@ -98,6 +99,12 @@ class Experts(nnx.Module):
         def zeros(name: str, shape: tuple[int, ...]) -> nnx.Param:
             return nnx.Param(jnp.zeros(shape), logical=(_ROUTER | _EXPERTS)[name])
 
+        def adapter(name: str, shape: tuple[int, ...]) -> nnx.Param:
+            if not lora.per_turn:
+                return zeros(name, shape)
+            logical = ("adapters", *_EXPERTS[name])
+            return nnx.Param(jnp.zeros((lora.per_turn, *shape)), logical=logical)
+
         self.router = matrix("router", (D, E))
         self.gate = matrix("gate", (E, D, F))
         self.up = matrix("up", (E, D, F))
@@ -110,25 +117,29 @@ class Experts(nnx.Module):
             self.up_bias = zeros("up_bias", (E, F))
             self.down_bias = zeros("down_bias", (E, D))
         if lora is not None and "gate_proj" in lora.targets:
-            self.lora_gate_up_a = zeros("lora_gate_up_a", (E, D, lora.rank))
-            self.lora_gate_b = zeros("lora_gate_b", (E, lora.rank, F))
-            self.lora_up_b = zeros("lora_up_b", (E, lora.rank, F))
+            self.lora_gate_up_a = adapter("lora_gate_up_a", (E, D, lora.rank))
+            self.lora_gate_b = adapter("lora_gate_b", (E, lora.rank, F))
+            self.lora_up_b = adapter("lora_up_b", (E, lora.rank, F))
         if lora is not None and "down_proj" in lora.targets:
-            self.lora_down_a = zeros("lora_down_a", (E, F, lora.rank))
-            self.lora_down_b = zeros("lora_down_b", (E, lora.rank, D))
+            self.lora_down_a = adapter("lora_down_a", (E, F, lora.rank))
+            self.lora_down_b = adapter("lora_down_b", (E, lora.rank, D))
         self.shared = shared
         if moe.shared_gate:
             init = jax.random.normal(rngs.params(), (D, 1)) * D**-0.5
             self.shared_gate = nnx.Param(init, logical=("embed", None))
 
     def __call__(
-        self, x_NLD: jax.Array, given_NLP: jax.Array | None = None
+        self,
+        x_NLD: jax.Array,
+        given_NLP: jax.Array | None = None,
+        adapter_NL: jax.Array | None = None,
     ) -> tuple[jax.Array, RouterOutput]:
         """Each token's weighted sum of its experts' outputs, [N, L, D] of `x_NLD`'s dtype.
 
         Args:
           given_NLP: the experts of each token, `routing.unknown` where the router is to choose.
             None: it chooses everywhere.
+          adapter_NL: of each token, where adapters are per turn.
 
         Returns: the sums, and the router's output.
         """
@@ -141,6 +152,12 @@ class Experts(nnx.Module):
                 arrays[name], logical[name] = own[name][...].astype(dtype), axes
         if given_NLP is not None:
             arrays["given"], logical["given"] = given_NLP, rows
+        if self.lora is not None and self.lora.per_turn:
+            assert adapter_NL is not None  # `Transformer` says so in a sentence
+            arrays["adapter"], logical["adapter"] = adapter_NL, rows[:2]
+            for name in [name for name in arrays if name.startswith("lora_")]:
+                join = side_by_side if name.endswith("_a") else below_each_other
+                arrays[name] = join(arrays[name])
 
         def run(*parts: jax.Array) -> tuple[jax.Array, RouterOutput]:
             return self._run(dict(zip(arrays, parts, strict=True)))
@@ -175,12 +192,14 @@ class Experts(nnx.Module):
         local = experts["gate"].shape[0]
         sharded = local < self.moe.experts
         weight_XP, expert_XP = routed.weight_XP, routed.expert_XP
+        adapter_X = arrays["adapter"].reshape(-1) if "adapter" in arrays else None
         if sharded:
 
             def gather(y: jax.Array) -> jax.Array:
                 return jax.lax.all_gather(y, EXPERT, tiled=True)
 
             x_XD, weight_XP, expert_XP = map(gather, (x_XD, weight_XP, expert_XP))
+            adapter_X = None if adapter_X is None else gather(adapter_X)
             expert_XP = expert_XP - jax.lax.axis_index(EXPERT) * local
         y_XD = mix_experts(
             x_XD,
@@ -190,6 +209,8 @@ class Experts(nnx.Module):
             moe=self.moe,
             activation=self.activation,
             lora_scale=1.0 if self.lora is None else self.lora.scale,
+            adapter_X=adapter_X,
+            adapters=0 if self.lora is None else self.lora.per_turn,
         )
         if sharded:
             y_XD = jax.lax.psum_scatter(y_XD, EXPERT, tiled=True)
@@ -283,6 +304,8 @@ def mix_experts(
     moe: Moe,
     activation: Callable[[jax.Array], jax.Array] = jax.nn.silu,
     lora_scale: float = 1.0,
+    adapter_X: jax.Array | None = None,
+    adapters: int = 0,
 ) -> jax.Array:
     """Each token's sum of its experts' outputs, times their weights, [X, D].
 
@@ -291,6 +314,8 @@ def mix_experts(
       experts: their matrices `gate` and `up` [E, D, F] and `down` [E, F, D], and where they have
         biases and adapters those, such as `gate_bias` [E, F].
       lora_scale: of what adapters add.
+      adapter_X: int32, of each token which of so many `adapters` is its own; their factors are then
+        those of `turn_factors`. None: there is one.
     """
     E, (X, P) = experts["gate"].shape[0], expert_XP.shape
     group_S = jnp.where(expert_XP < 0, E, expert_XP).reshape(-1)  # foreign ones last
@@ -305,7 +330,12 @@ def mix_experts(
         return y + jnp.where((jnp.arange(X * P) < size_E.sum())[:, None], bias, 0)
 
     def lower(x: jax.Array, a: str) -> jax.Array | None:
-        return grouped_product(x, experts[a], size_E) if a in experts else None
+        if a not in experts:
+            return None
+        low_SR = grouped_product(x, experts[a], size_E)
+        if adapter_X is None:
+            return low_SR
+        return own_activations(low_SR, adapter_X[order_S // P], adapters)
 
     def adapt(y: jax.Array, low_SR: jax.Array | None, b: str) -> jax.Array:
         if low_SR is None:

@@ -59,8 +59,9 @@ class Mlp(nnx.Module):
             (F, D), ("mlp", "embed"), rngs, gain=gain, lora=lora("down_proj"), **options
         )
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))
+    def __call__(self, x: jax.Array, adapter_NL: jax.Array | None = None) -> jax.Array:
+        gate = ACTIVATIONS[self.activation](self.gate(x, adapter_NL))
+        return self.down(gate * self.up(x, adapter_NL), adapter_NL)
 
 
 def adapters(arch: Architecture, index: int) -> Callable[[str], LoraAdapters | None]:
@@ -149,6 +150,7 @@ class Layer(nnx.Module):
         attend: Attend,
         recur: Recur | None,
         given_NLP: jax.Array | None = None,
+        adapter_NL: jax.Array | None = None,
         *,
         absorbed: bool = False,
     ) -> tuple[jax.Array, Any, RouterOutput | None]:
@@ -157,19 +159,20 @@ class Layer(nnx.Module):
         Args:
           recur: None: the layer has no state.
           given_NLP: as of `Experts`.
+          adapter_NL: of each token, where adapters are per turn.
           absorbed: the form of latent attention (`policy/latent_attention.py`).
         """
         y = _normed(self.attention_norm, x)
         if self.delta is None:
-            y, keys = self._attend(y, position_NL, attend, absorbed)
+            y, keys = self._attend(y, position_NL, attend, adapter_NL, absorbed)
         else:
             y, keys = recur(self.delta, y)
         x = self._add(x, y, self.attention_output_norm)
         y, routed = _normed(self.mlp_norm, x), None
         if isinstance(self.mlp, Experts):
-            y, routed = self.mlp(y, given_NLP)
+            y, routed = self.mlp(y, given_NLP, adapter_NL)
         else:
-            y = self.mlp(y)
+            y = self.mlp(y, adapter_NL)
         x = self._add(x, y, self.mlp_output_norm)
         return constrain(x, "rows", "length", "embed"), keys, routed
 
@@ -183,21 +186,26 @@ class Layer(nnx.Module):
         return x + (y if scale == 1 else y * jnp.asarray(scale, y.dtype))
 
     def _attend(
-        self, x: jax.Array, position_NL: jax.Array, attend: Attend, absorbed: bool
+        self,
+        x: jax.Array,
+        position_NL: jax.Array,
+        attend: Attend,
+        adapter_NL: jax.Array | None,
+        absorbed: bool,
     ) -> tuple[jax.Array, Any]:
         if self.latent is not None:
             project = self.latent.absorb if absorbed else self.latent.expand
-            y, keys = attend(*project(x, position_NL), self.scoring())
-            y = self.latent.read(y, absorbed)
-            return self.out(y.reshape(*y.shape[:2], -1)), keys
-        q, new, gate = self._project(x, position_NL)
+            y, keys = attend(*project(x, position_NL, adapter_NL), self.scoring())
+            y = self.latent.read(y, absorbed, adapter_NL)
+            return self.out(y.reshape(*y.shape[:2], -1), adapter_NL), keys
+        q, new, gate = self._project(x, position_NL, adapter_NL)
         y, keys = attend(q, new, self.scoring())
         if gate is not None:
             y = y * jax.nn.sigmoid(gate)
-        return self.out(y.reshape(*y.shape[:2], -1)), keys
+        return self.out(y.reshape(*y.shape[:2], -1), adapter_NL), keys
 
     def _project(
-        self, x: jax.Array, position_NL: jax.Array
+        self, x: jax.Array, position_NL: jax.Array, adapter_NL: jax.Array | None
     ) -> tuple[jax.Array, KeyValues, jax.Array | None]:
         """Queries, keys and values, and the gate of attention's output where it has one."""
         arch, gate = self.arch, None
@@ -205,7 +213,8 @@ class Layer(nnx.Module):
         def heads(y: jax.Array) -> jax.Array:
             return y.reshape(*y.shape[:2], -1, arch.head_dim)
 
-        q, k, v = self.q(x), self.k(x), heads(self.v(x))
+        q, k = self.q(x, adapter_NL), self.k(x, adapter_NL)
+        v = heads(self.v(x, adapter_NL))
         if arch.attention_gate:  # a head's query and its gate lie beside each other
             q, gate = jnp.split(q.reshape(*q.shape[:2], arch.heads, -1), 2, axis=-1)
             q = q.reshape(*q.shape[:2], -1)
@@ -251,11 +260,16 @@ class Transformer(nnx.Module):
         self.norm = Norm(arch, arch.width, "embed")
         self.head = None if arch.tied else new_table(arch, rngs)
 
-    def __call__(self, tokens_NL: jax.Array) -> jax.Array:
+    def __call__(self, tokens_NL: jax.Array, *, turn: int | None = None) -> jax.Array:
         """Float32 logits [N, L, V] of every next token, for rows without left padding.
 
+        Args:
+          turn: of a model with adapters per turn, the action (0, 1, ...) of the conversation whose
+            adapter computes all tokens; None for any other model.
+
         Raises:
-          ValueError: rows that the model's rope scaling would rotate by their length.
+          ValueError: rows that the model's rope scaling would rotate by their length; a turn for a
+            model without adapters per turn, or none for one with them.
         """
         most, scaling = self.arch.max_positions, self.arch.rope.scaling
         if scaling in BY_LENGTH and tokens_NL.shape[1] > most:
@@ -263,7 +277,15 @@ class Transformer(nnx.Module):
                 f"tokens: got rows of {tokens_NL.shape[1]} for a model with {scaling} rope scaling;"
                 f" allowed: at most its own context of {most} tokens."
             )
-        return _logits(*nnx.split(self), tokens_NL)
+        adapter_NL = None if turn is None else jnp.full(tokens_NL.shape, self._adapter(turn))
+        return _logits(*nnx.split(self), tokens_NL, adapter_NL)
+
+    def _adapter(self, turn: int) -> int:
+        adapters = self.arch.turn_adapters
+        if not adapters or turn < 0:
+            allowed = "a number >= 0" if adapters else "None, for a model without adapters per turn"
+            raise ValueError(f"turn: got {turn}; allowed: {allowed}.")
+        return min(turn, adapters - 1)
 
     def head_VD(self, dtype: Any) -> jax.Array:
         """The output projection: the head, or the embedding where both are one."""
@@ -282,6 +304,7 @@ class Transformer(nnx.Module):
         past: Past | None = None,
         segment_NL: jax.Array | None = None,
         given_NLG: jax.Array | None = None,
+        adapter_NL: jax.Array | None = None,
     ) -> Computed:
         """A pass over whole sequences, or over token trees.
 
@@ -293,9 +316,12 @@ class Transformer(nnx.Module):
             number a sequence. Each is computed as if it stood alone. Not together with `tree`.
           given_NLG: experts of the tokens, as `Architecture.routing` says, for routers that are not
             to choose; None: all choose.
+          adapter_NL: int32, the adapter of each token, the same within a sequence or a tree, where
+            adapters are per turn; any other number (padding): none. Ignored by a model without.
 
         Raises:
-          ValueError: trees, for a model with recurrent layers.
+          ValueError: trees, for a model with recurrent layers; no adapters of the tokens, for one
+            with adapters per turn.
         """
         N, L = tokens_NL.shape
         arch = self.arch
@@ -311,7 +337,7 @@ class Transformer(nnx.Module):
             sinks=arch.sinks,
         )
         if tree is not None:
-            return self._compute_trees(tokens_NL, tree, past, kernel, given_NLG)
+            return self._compute_trees(tokens_NL, tree, past, kernel, given_NLG, adapter_NL)
         position_NL = jnp.broadcast_to(jnp.arange(L)[None, :], (N, L))
         if segment_NL is not None:
             segment_NL = constrain(segment_NL, "rows", None)
@@ -334,7 +360,7 @@ class Transformer(nnx.Module):
         def recur(_: None, delta: GatedDeltaNet, x: jax.Array) -> tuple[jax.Array, None]:
             return delta(x, segment_NL), None
 
-        return self._run(tokens_NL, position_NL, (), attend, recur, given_NLG)
+        return self._run(tokens_NL, position_NL, (), attend, recur, given_NLG, adapter_NL)
 
     def _compute_trees(
         self,
@@ -343,6 +369,7 @@ class Transformer(nnx.Module):
         past: Past | None,
         kernel: str,
         given_NLG: jax.Array | None,
+        adapter_NL: jax.Array | None,
     ) -> Computed:
         if self.arch.recurrent:
             raise ValueError("compute: got token trees; allowed with recurrent layers: whole rows.")
@@ -360,8 +387,8 @@ class Transformer(nnx.Module):
             return attention.attend_trees(q, keys, tree_mask, **of), new
 
         keys = () if past is None else past.keys
-        given_NLG = None if given_NLG is None else deal(given_NLG)
-        computed = self._run(deal(tokens_NL), tree_mask.depth_NL, keys, attend, None, given_NLG)
+        of_tokens = [None if x is None else deal(x) for x in (given_NLG, adapter_NL)]
+        computed = self._run(deal(tokens_NL), tree_mask.depth_NL, keys, attend, None, *of_tokens)
         if devices == 1:
             return computed
         hidden_NLD = zigzag.gather_in_order(computed.hidden_NLD, devices, "embed")
@@ -409,7 +436,11 @@ class Transformer(nnx.Module):
         ) -> tuple[jax.Array, DeltaStates]:
             return delta.extend(x, position_RL, old, page_table.states)
 
-        return self._run(tokens_RL, position_RL, pages, attend, recur, cached=True)
+        adapter_RL = None
+        if page_table.adapter_R is not None:
+            adapter_RL = jnp.broadcast_to(page_table.adapter_R[:, None], tokens_RL.shape)
+        of_tokens = {"adapter_NL": adapter_RL, "cached": True}
+        return self._run(tokens_RL, position_RL, pages, attend, recur, **of_tokens)
 
     def _run(
         self,
@@ -419,6 +450,7 @@ class Transformer(nnx.Module):
         attend: Callable[[Any, jax.Array, KeyValues, dict[str, Any]], tuple[jax.Array, Any]],
         recur: Callable[[Any, GatedDeltaNet, jax.Array], tuple[jax.Array, Any]] | None,
         given_NLG: jax.Array | None = None,
+        adapter_NL: jax.Array | None = None,
         *,
         cached: bool = False,
     ) -> Computed:
@@ -428,13 +460,18 @@ class Transformer(nnx.Module):
           cached: `past` is the sampler's cache. The layers are unrolled then, since a scan would
             copy it into its stack and out of it; and latents are not expanded.
         """
+        if self.arch.turn_adapters and adapter_NL is None:
+            raise ValueError(
+                f"compute: got no adapters of the tokens for a model with {self.arch.turn_adapters}"
+                " adapters per turn; allowed: the number of each token's, or a turn for all."
+            )
         table_VD = self.embedding[...].astype(self.arch.dtype)
         x = embed(table_VD, tokens_NL, self.arch.embedding_scale)
         remat = REMAT[self.arch.remat]
 
         def run(layer: Layer, x: jax.Array, old: Any, given: Any) -> Any:
             of_old = functools.partial(attend, old), recur and functools.partial(recur, old)
-            x, keys, routed = layer(x, position_NL, *of_old, given, absorbed=cached)
+            x, keys, routed = layer(x, position_NL, *of_old, given, adapter_NL, absorbed=cached)
             return x, (keys, routed)
 
         given = split_by_layer(self.arch, given_NLG)
@@ -479,9 +516,11 @@ class Transformer(nnx.Module):
 
 # Compiled: operation by operation, a first call would compile some fifty programs.
 @functools.partial(jax.jit, static_argnums=0)
-def _logits(graph: nnx.GraphDef, state: nnx.State, tokens_NL: jax.Array) -> jax.Array:
+def _logits(
+    graph: nnx.GraphDef, state: nnx.State, tokens_NL: jax.Array, adapter_NL: jax.Array | None
+) -> jax.Array:
     model = nnx.merge(graph, state)
-    hidden, _ = model.hidden(tokens_NL)
+    hidden, _ = model.hidden(tokens_NL, adapter_NL=adapter_NL)
     product = jnp.einsum(
         "nld,vd->nlv", hidden, model.head_VD(hidden.dtype), preferred_element_type=jnp.float32
     )

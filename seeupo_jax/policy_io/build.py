@@ -39,9 +39,16 @@ from seeupo_jax.policy.files.weights import (
     is_model,
     load_architecture,
     read_tokenizer,
+    resolve_path,
 )
 from seeupo_jax.policy.kernels.fused import check_kernel, preferred_kernel, row_block
-from seeupo_jax.policy.lora import attach_adapters, load_adapters, read_lora, with_adapters
+from seeupo_jax.policy.lora import (
+    attach_adapters,
+    load_adapters,
+    read_lora,
+    turn_folders,
+    with_adapters,
+)
 from seeupo_jax.policy.network import Network
 from seeupo_jax.policy.rope import BY_LENGTH, Rope
 from seeupo_jax.policy.transformer import Transformer
@@ -150,6 +157,22 @@ def total_steps(config: Config) -> int:
     return max(1, config.iterations * steps)
 
 
+def check_one_adapter(path: str | None, field: str, allowed: str) -> None:
+    """ValueError: the folder of a field has adapters per turn; `allowed`: what it may have."""
+    if path is None or not (folders := turn_folders(resolve_path(path))):
+        return
+    raise ValueError(
+        f"{field}: got {path!r}, which has {len(folders)} adapters per turn; allowed: {allowed}."
+    )
+
+
+def check_trainable(config: Config) -> None:
+    """ValueError: the model's folder is one of adapters per turn, which it cannot train further."""
+    path = config.model.path
+    further = f"config.lora.path={path} and config.lora.per_turn, which trains them further"
+    check_one_adapter(path, "config.model.path", f"the folder of their model, with {further}")
+
+
 def find_model(config: Config) -> tuple[Config, str]:
     """The configuration with a model folder that is there, and where its architecture is from.
 
@@ -195,7 +218,7 @@ def load_policy(
         tokenizer = read_tokenizer(config.model.path, config.chat)
     lora = adapters_of(config)
     if config.lora.path is not None:
-        model = load_adapters(model, config.lora.path, mesh=mesh)
+        model = load_adapters(model, config.lora.path, mesh=mesh, per_turn=lora.per_turn)
     elif lora is not None:
         model = attach_adapters(model, lora, seed=config.seed, mesh=mesh)
     network, params = policy.split_model(model)
@@ -233,13 +256,24 @@ def _compute_options(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
 
 
 def adapters_of(config: Config) -> LoraAdapters | None:
-    """The adapters that the configuration means."""
-    lora = config.lora
+    """The adapters that the configuration means.
+
+    Raises:
+      ValueError: a damaged folder, or one of adapters of another number of turns.
+    """
+    lora, per_turn = config.lora, config.lora.turn_adapters
     if lora.path is not None:
-        return read_lora(Path(lora.path))
+        found = read_lora(Path(lora.path))
+        if found.per_turn not in (0, per_turn):
+            raise ValueError(
+                f"config.lora.per_turn: got {lora.per_turn} with config.lora.path={lora.path},"
+                f" which has adapters of {found.per_turn} turns; allowed: {found.per_turn}."
+            )
+        return dataclasses.replace(found, per_turn=per_turn)
     if not lora.rank:
         return None
-    return LoraAdapters(lora.rank, lora.alpha, lora.targets, rslora=lora.rslora)
+    adapters = LoraAdapters(lora.rank, lora.alpha, lora.targets, rslora=lora.rslora)
+    return dataclasses.replace(adapters, per_turn=per_turn)
 
 
 def architecture_of(config: Config, mesh: jax.sharding.Mesh) -> Architecture:
@@ -339,9 +373,10 @@ def _is_recurrent(path: str) -> bool:
 
 
 def sweep_algorithm(config: Config) -> Algorithm:
-    """The algorithm of the sweeps: with recurrent layers ratios are refreshed by a pass of their
-    own, since a step's own pass can only be continued by attention."""
-    if not _architecture(config).recurrent:
+    """The algorithm of the sweeps: ratios are refreshed by a pass of their own with recurrent
+    layers, since a step's own pass can only be continued by attention, and with adapters per turn,
+    since a step computes its context under another adapter."""
+    if not config.lora.turn_adapters and not _architecture(config).recurrent:
         return config.algorithm
     return dataclasses.replace(config.algorithm, refresh="separate")
 

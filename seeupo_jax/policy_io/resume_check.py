@@ -191,7 +191,10 @@ def adapters_note(config: Config) -> dict[str, Any]:
     if lora is None:
         return {}
     layers = None if lora.layers is None else sorted(lora.layers)
-    return asdict(lora) | {"targets": sorted(lora.targets), "layers": layers}
+    note = asdict(lora) | {"targets": sorted(lora.targets), "layers": layers}
+    if not lora.per_turn:  # as earlier versions wrote it
+        del note["per_turn"]
+    return note
 
 
 def _noted_adapters(saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,7 +209,10 @@ def _noted_adapters(saved: Mapping[str, Any]) -> dict[str, Any]:
 def _check_adapters(config: Config, noted: Mapping[str, Any]) -> None:
     """ValueError where both have adapters, of another rank, scale or targets."""
     path = config.lora.path
-    for name, value in adapters_note(config).items():
+    ours = adapters_note(config)
+    if ours and noted:
+        noted, ours = ({"per_turn": 0, **note} for note in (noted, ours))
+    for name, value in ours.items():
         if (saved := noted.get(name, value)) != value:
             got = f"{name}: got {value}" if path is None else f"path: got {path} of {name} {value}"
             raise ValueError(

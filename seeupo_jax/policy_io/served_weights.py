@@ -32,7 +32,8 @@ def load_weights(config: Config, served: build.Policy, folder: Path) -> Any:
         config = dataclasses.replace(config, warm_start=WarmStart())
         made, params = build.load_policy(config, str(folder))
     elif of_adapters:
-        lora = dataclasses.replace(config.lora, path=str(folder))
+        per_turn = served.network.arch.turn_adapters
+        lora = dataclasses.replace(config.lora, path=str(folder), per_turn=per_turn)
         made, params = build.load_policy(dataclasses.replace(config, lora=lora), str(served.source))
     else:
         raise ValueError(

@@ -123,6 +123,7 @@ def check_teachers(config: Config, mesh: jax.sharding.Mesh, tokenizer: Tokenizer
             _check_server(TeacherServer(path, field), tokenizer)
         if path not in config.teacher.models:
             continue
+        build.check_one_adapter(path, field, "a model of one policy")
         own = as_policy(config, path)
         try:
             build.check_network(own, mesh)

@@ -270,6 +270,7 @@ class EnvironmentPlayer:
                 role=episode.role,
                 shard=request.shard,
                 iteration=request.iteration,
+                action=episode.turn,
             )
         )
 

@@ -71,6 +71,11 @@ def check_sft(config: Config) -> None:
             "config.model.path: got none; allowed for sft: a model folder, a .gguf file or"
             " package:NAME."
         )
+    if config.lora.turn_adapters:
+        raise ValueError(
+            f"config.lora.per_turn: got {config.lora.per_turn}; allowed for sft: 0 or 1, whose"
+            " adapters each turn's can begin with, as config.lora.path of a training."
+        )
     if sft.patience is not None and not sft.held_out and sft.held_out_data is None:
         raise ValueError(
             f"config.sft.patience: got {sft.patience}; allowed: none where config.sft.held_out=0"
@@ -81,6 +86,7 @@ def check_sft(config: Config) -> None:
     check_trackers(config.telemetry.trackers)
     build.check_network(supervised_config(config, 1), mesh)
     check_model(config, mesh)
+    build.check_trainable(config)
 
 
 def check_steps(config: Config, steps: int) -> None:

@@ -12,6 +12,7 @@ from seeupo_jax.configuration.reward import reward_weights
 from seeupo_jax.configuration.role_schema import trained_roles
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.compiled_programs import Learner
+from seeupo_jax.learner.optimization.adapter_moments import per_adapter
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.learner.optimization.turn_moments import per_turn
@@ -49,7 +50,11 @@ def run_optimizer(config: Config) -> optax.GradientTransformation:
     Raises:
       ValueError: options that it does not have.
     """
-    return make_optimizer(config.optimizer, total_steps=build.total_steps(config))
+    optimizer = make_optimizer(config.optimizer, total_steps=build.total_steps(config))
+    lora = build.adapters_of(config)
+    if lora is None or not lora.per_turn:
+        return optimizer
+    return per_adapter(optimizer, lora.per_turn, int(config.model.scan_layers))
 
 
 def build_learner(config: Config, policy: build.Policy, params: Any) -> BuiltLearner:

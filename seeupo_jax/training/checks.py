@@ -80,6 +80,7 @@ def check_config(config: Config, splits: Sequence[str] | None = None) -> None:
     build.check_layout(config, mesh)
     check_model(config, mesh)
     if trains:  # nothing else asks a teacher, or has devices of its own that sample
+        build.check_trainable(config)
         build.check_samplers_layout(config, mesh)
         check_teachers(config, mesh, None if config.model.path is None else _tokenizer(config))
     check_frozen_roles(config, mesh)
@@ -284,13 +285,20 @@ def check_optimizer(config: Config, mesh: jax.sharding.Mesh, total_steps: int) -
     Raises:
       ValueError: as of `try_optimizer`.
     """
-    shapes = _trained_shapes(config, build.architecture_of(config, mesh))
+    # Each of the adapters per turn has a state of its own.
+    shapes = _trained_shapes(config, build.architecture_of(config, mesh), per_turn=False)
     try_optimizer(config.optimizer, shapes, total_steps=total_steps)
 
 
-def _trained_shapes(config: Config, arch: Architecture) -> Any:
-    """Shapes of the parameters that train; ValueError where adapters or groups have none."""
+def _trained_shapes(config: Config, arch: Architecture, *, per_turn: bool = True) -> Any:
+    """Shapes of the parameters that train; ValueError where adapters or groups have none.
+
+    Args:
+      per_turn: False: of adapters per turn those of one.
+    """
     lora = build.adapters_of(config)
+    if lora is not None and not per_turn:
+        lora = dataclasses.replace(lora, per_turn=0)
     made = policy.abstract_network(arch) if lora is None else with_adapters(arch, lora)
     return split_trained(config.optimizer.groups, *made)[0]
 

@@ -246,10 +246,10 @@ def test_a_batch_that_is_compiled_for_has_the_shapes_of_a_real_one(
     spans = action_spans(rows, (0,))
     layout = lay_out(rows, spans, shapes)
     fields = {name: logps(rows, 0.0) for name in names}
-    for doubled in (False, True):
-        real = turn_batch(rows, layout, shapes, fields, action=3, doubled=doubled)
+    for copies in (1, 2, 4):
+        real = turn_batch(rows, layout, shapes, fields, action=3, copies=copies)
         structs = batch_shapes(
-            rows, shapes, dict.fromkeys(names, ()), length=8, action=3, doubled=doubled
+            rows, shapes, dict.fromkeys(names, ()), length=8, action=3, copies=copies
         )
         assert shapes_of(structs) == shapes_of(real)
         assert len(shapes_of(real)) == arrays + 1 + (not share) + 2 * replays

@@ -93,7 +93,7 @@ def test_one_pass_gives_the_gains_of_separate_passes(temperature, share):
 def test_the_batch_has_the_shape_that_is_compiled_ahead_whatever_the_turns():
     made, references = trajectories(), answers()
     rows = SegmentBatch.of(made)
-    structs = batch_shapes(rows, SHAPES, length=32, action=32, doubled=True)
+    structs = batch_shapes(rows, SHAPES, length=32, action=32, copies=2)
     shape = [x.shape for x in structs if x is not None]
     for kept in (made, made[:2], [t for t in made if t.turns == 1] * 2):
         _, batch, *_ = in_one_pass(kept, references)

@@ -72,6 +72,7 @@ def test_adapters_that_a_folder_has_are_compared_with_what_they_were(check, tmp_
         (new(), "config.lora.alpha: got 32.0; allowed .*: 64.0"),
         (new(alpha=64, rank=8), "config.lora.rank: got 8; allowed .*: 4"),
         (new(alpha=64, rslora=True), "config.lora.rslora: got True; allowed .*: False"),
+        (new(alpha=64, per_turn=2), "config.lora.per_turn: got 2; allowed .*: 0"),
         (new(alpha=64, targets=["q_proj"]), "config.lora.targets: got .*q_proj.*: .*v_proj.*"),
         (adapters_in(tmp_path / "weak", 8), "config.lora.path: got .*weak of alpha 8.0; .*: 64.0"),
     ):

@@ -126,7 +126,7 @@ def branch_batch(
         {},
         action=shapes.longest,
         span_slots=span_slots,
-        doubled=True,
+        copies=2,
     )
     return batch, span_slots[len(spans) :], layout
 

@@ -195,6 +195,7 @@ def apply_update(
     critic_grads: Any = None,
     *,
     streamed: bool = False,
+    active_K: jax.Array | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Applies one optimizer step, or none of it when a gradient is not finite.
 
@@ -204,6 +205,7 @@ def apply_update(
       grads: gradients of the loss to minimise, a tree like `state.params`.
       critic_optimizer, critic_grads: of `state.critic`; None where there is none.
       streamed: see `select_or_cond`.
+      active_K: as of `per_adapter`, for an optimizer that it made; None for any other.
 
     Returns:
       The next state (`step` + 1; or the same bits with `skipped` + 1) and float32 scalars:
@@ -216,8 +218,10 @@ def apply_update(
         norms["critic_grad_norm"] = _norm(critic_grads)
         finite &= jnp.isfinite(norms["critic_grad_norm"])
 
+    of_step = {} if active_K is None else {"active_K": active_K}
+
     def applied(state: TrainState) -> TrainState:
-        state = _stepped(optimizer, grads, state)
+        state = _stepped(optimizer, grads, state, **of_step)
         if critic_optimizer is not None:
             critic = _stepped(critic_optimizer, critic_grads, state.critic)
             state = state._replace(critic=critic)
@@ -270,12 +274,14 @@ def _norm(grads: Any) -> jax.Array:
     return optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
 
 
-def _stepped(optimizer: optax.GradientTransformation, grads: Any, state: Any) -> Any:
+def _stepped(
+    optimizer: optax.GradientTransformation, grads: Any, state: Any, **of_step: Any
+) -> Any:
     """A `TrainState`, or a `CriticState`, with its own parameters stepped.
 
     Selection biases of experts stay: their gradients are 0, but weight decay would move them.
     """
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **of_step)
 
     def kept(path: Any, old: jax.Array, new: jax.Array) -> jax.Array:
         return old if path and getattr(path[-1], "key", None) == SELECTION_BIAS else new

@@ -168,14 +168,16 @@ def by_iteration(
     return optax.GradientTransformation(init, update)
 
 
-def at_share(state: Any, share: float, place: Callable[[np.float32], jax.Array]) -> Any:
+def at_share(state: Any, share: float, place: Callable[[np.ndarray], jax.Array]) -> Any:
     """A training state whose optimizers have another share of their learning rates.
 
-    `place` puts a number onto the devices, for each optimizer anew: no buffer is donated twice.
+    `place` puts numbers onto the devices, for each optimizer anew: no buffer is donated twice.
     """
 
     def set_share(node: Any) -> Any:
-        follows = isinstance(node, Scheduled)
-        return node._replace(share=place(np.float32(share))) if follows else node
+        if not isinstance(node, Scheduled):
+            return node
+        # Of adapters per turn each has its own.
+        return node._replace(share=place(np.full(node.share.shape, share, np.float32)))
 
     return jax.tree.map(set_share, state, is_leaf=lambda node: isinstance(node, Scheduled))

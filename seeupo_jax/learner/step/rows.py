@@ -17,7 +17,8 @@ from seeupo_jax.types import TurnBatch
 
 _OF_ROWS = (
     *("tokens_MRL", "depth_MRL", "end_MRL", "parent_MRX", "target_MRX"),
-    *("segment_MRL", "counted_MRL", "expert_MRLG", "teacher_top_MRXK", "teacher_top_logp_MRXJ"),
+    *("segment_MRL", "counted_MRL", "expert_MRLG", "adapter_MRL"),
+    *("teacher_top_MRXK", "teacher_top_logp_MRXJ"),
 )
 
 
@@ -65,6 +66,7 @@ def compute_row(network: Network, params: Any, row: TurnBatch) -> Computed:
         tree=tree,
         segment_NL=row.segment_MRL,
         given_NLG=row.expert_MRLG,
+        adapter_NL=row.adapter_MRL,
     )
 
 

@@ -247,7 +247,9 @@ def turn_step(
         start = (zeros, cumulative_ratio_N, found, total)
         grads, ratio_N, found, total = jax.lax.fori_loop(0, batch.microbatches, body, start)
         grads = jax.tree.map(lambda g: g / denominator, grads)
-        state, metrics = apply_gradients(optimizer, critic, grads, state, batch.microbatches > 0)
+        active_K = _adapters_in(batch, network.arch.turn_adapters)
+        any_rows = batch.microbatches > 0
+        state, metrics = apply_gradients(optimizer, critic, grads, state, any_rows, active_K)
         skipped = metrics["update_skipped"]
         state, total = step_biases(network.arch, balance, state, total, skipped)
     metrics |= total | {"loss": total["loss"] / denominator}
@@ -267,8 +269,13 @@ def apply_gradients(
     grads: tuple[Any, Any],
     state: TrainState,
     any_rows: jax.Array,
+    active_K: jax.Array | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """Steps the policy and the critic; nothing where the batch has no rows."""
+    """Steps the policy and the critic; nothing where the batch has no rows.
+
+    Args:
+      active_K: as of `apply_update`.
+    """
     # These wait for the iteration's end, maybe in the host's memory: they go by the branch.
     not_optimized = {name: getattr(state, name) for name in ("ema", "scorer", "reference")}
     streamed = in_host_memory(state.opt_state)
@@ -278,11 +285,21 @@ def apply_gradients(
     norms = ("grad_norm",) if critic is None else ("grad_norm", "critic_grad_norm")
     state, metrics = select_or_cond(
         any_rows,
-        lambda: apply_update(optimizer, grads[0], state, *others, streamed=streamed),
+        lambda: apply_update(
+            optimizer, grads[0], state, *others, streamed=streamed, active_K=active_K
+        ),
         lambda: (state, {name: jnp.zeros(()) for name in (*norms, "update_skipped")}),
         streamed=streamed,
     )
     return state._replace(**not_optimized), metrics
+
+
+def _adapters_in(batch: TurnBatch, adapters: int) -> jax.Array | None:
+    """Which adapters' turns a batch has, bool [K]; None: adapters are not per turn."""
+    if batch.adapter_MRL is None:
+        return None
+    none_K = jnp.zeros(adapters, bool)
+    return none_K.at[batch.adapter_MRL.reshape(-1)].set(True, mode="drop")
 
 
 def _trained(state: TrainState) -> tuple[Any, Any]:

@@ -19,6 +19,7 @@ from seeupo_jax.parallel.device_memory import format_bytes, total_memory
 from seeupo_jax.parallel.mesh import make_mesh, samplers_own_mesh
 from seeupo_jax.planning.abstract_run import ROLES, AbstractRun, Planned, abstract_run
 from seeupo_jax.planning.dealt_conversations import dealt_lines
+from seeupo_jax.planning.expected_time import copies
 from seeupo_jax.planning.explain.explanation import Section, grouped, listed
 from seeupo_jax.planning.remat import PLATFORM, SHARE, RematPlan, choose_remat, plan_remat
 from seeupo_jax.policy.architecture import Architecture
@@ -96,8 +97,7 @@ def model_lines(run: Described, start: str | None) -> list[str]:
     unassigned = arch.vocab_size - arch.tokens
     padding = f" ({unassigned:,} of them without a token: never sampled)" if unassigned else ""
     lines = [
-        f"{name}: {every:,} parameters, {trains}"
-        + (f", in adapters of rank {arch.lora.rank}" if adapters else ""),
+        f"{name}: {every:,} parameters, {trains}" + (f", in {_adapters(arch)}" if adapters else ""),
         f"{arch.layers} layers, width {arch.width}, {arch.heads} heads on {_keys(arch)},"
         f" vocabulary {arch.vocab_size:,}{padding}; {arch.dtype}, attention {arch.attention}"
         + (", layers scanned" if arch.scan_layers else ""),
@@ -116,7 +116,25 @@ def model_lines(run: Described, start: str | None) -> list[str]:
             lines.append(notice)
     if config.lora.path is not None:
         lines.append(f"adapters: {config.lora.path}")
+    if arch.turn_adapters:
+        lines.append(_copies(config))
     return lines
+
+
+def _adapters(arch: Architecture) -> str:
+    each = "adapters" if not arch.turn_adapters else f"{arch.turn_adapters} adapters per turn, each"
+    return f"{each} of rank {arch.lora.rank}"
+
+
+def _copies(config: Config) -> str:
+    """What it costs that each adapter per turn computes the whole context of its turns."""
+    most, computed = config.rollout.max_context, sum(copies(config))
+    return (
+        f"adapters per turn: a conversation that grows evenly to {most:,} tokens in"
+        f" {config.rollout.max_turns} turns is prefilled and scored as {computed:,}"
+        f" ({computed / most:.2g} times as many), since each adapter computes the whole context of"
+        " its turns (rollout/adapter_prefill_tokens)"
+    )
 
 
 def _keys(arch: Architecture) -> str:

@@ -12,6 +12,7 @@ import jax
 from seeupo_jax.planning.collectives import Collective
 from seeupo_jax.planning.dealt_conversations import dealt_conversations
 from seeupo_jax.planning.expected_time import (
+    copies,
     minibatches,
     pack,
     pass_ends,
@@ -133,13 +134,16 @@ def estimate_iteration(
     tokens = rollout.max_context / rollout.max_turns
     sampled = min(rollout.max_action_tokens, int(tokens / 2))
     drawn = setup.trajectories * rollout.max_turns * sampled
-    context = setup.trajectories * rollout.max_context - drawn
+    each_copy = copies(config)  # all but the last are prefilled only
+    context = setup.trajectories * sum(each_copy) - drawn
     cache = setup.engine.plan
     dealt = dealt_conversations(rollout, cache)
     rows = dealt.rounds * cache.slots * cache.shards  # that decode a turn, idle ones included
     shapes, part = setup.learner.shapes, -(-setup.trajectories // minibatches(config))
     longest = pack(shapes, setup.trajectories, rollout.max_context, shapes.lengths[-1:]).tokens
     whole = pack(shapes, setup.trajectories, rollout.max_context, shapes.long).tokens / longest
+    copied = sum(pack(shapes, setup.trajectories, end, shapes.long).tokens for end in each_copy)
+    copied /= longest
     # Passes over less than that, in parts of one.
     scored = sum(pack(shapes, setup.trajectories, end).tokens for end in pass_ends(config, "old"))
     scored += sum(pack(shapes, part, end, shapes.long).tokens for end in rescored_ends(config))
@@ -153,7 +157,7 @@ def estimate_iteration(
         "rollout/decode": rows
         * (rollout.max_turns * sampled)
         / programs["rollout/decode"].work.tokens,
-        scoring: scoring_passes(plan) * whole + scored / longest,
+        scoring: scoring_passes(plan) * copied + scored / longest,
         "sweep/teacher": bool(plan.of("teacher")) * whole,  # each conversation has one at most
         "sweep/value": plan.count("value") * whole,
         "sweep/scorer": plan.count("scorer") * whole,

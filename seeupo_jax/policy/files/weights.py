@@ -87,6 +87,8 @@ def is_model(place: Path) -> bool:
     """Whether a folder has a model or adapters, or a file is a GGUF file."""
     if place.suffix == ".gguf" and place.is_file():
         return True
+    if lora.turn_folders(place):
+        return True
     return any((place / file).is_file() for file in (CONFIG_FILE, lora.CONFIG_FILE))
 
 
@@ -170,6 +172,8 @@ def from_pretrained(
 ) -> tuple[Transformer, Tokenizer | None]:
     """Loads a model folder or a GGUF file; a folder of adapters as their model with them merged.
 
+    Adapters per turn are not merged: a call of their model names the turn.
+
     Every device's part of a tensor is read separately and placed at once: the host holds one part
     at a time.
 
@@ -207,7 +211,8 @@ def from_pretrained(
     params = load_params(tensors, stored, shapes, logical_axes, mesh, arch.param_dtype)
     model = network.bind(params)
     if folder != place:
-        model = lora.merge_adapters(lora.load_adapters(model, folder, mesh=mesh))
+        model = lora.load_adapters(model, folder, mesh=mesh)
+        model = model if model.arch.turn_adapters else lora.merge_adapters(model)
     return model, tokenizer
 
 

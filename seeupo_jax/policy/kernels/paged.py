@@ -70,12 +70,14 @@ class PageTable(NamedTuple):
     start_R: int32, the first of these positions, a multiple of the page size; what lies before it
       is in `prefixes`.
     states: of recurrent layers; None: there are none, or theirs are in the order of the rows.
+    adapter_R: int32, the adapter of each row, where adapters are per turn; None: they are not.
     """
 
     table_RP: jax.Array
     start_R: jax.Array
     prefixes: Prefixes | None = None
     states: StateRows | None = None
+    adapter_R: jax.Array | None = None
 
 
 def new_pages(arch: Architecture, pages: int, page_size: int) -> list[Pages]:

@@ -29,6 +29,7 @@ COUNTS = (
     "decode_positions",
     "memory_waits",
 )
+OF_ADAPTERS = "adapter_prefill_tokens"  # counted where adapters are per turn
 LONG, SHORT = 128, 16  # tokens of a prefilled row
 # Attention reads a prefix that rows share once if it has at least this many tokens.
 PREFIX_AT_LEAST = 128
@@ -47,6 +48,7 @@ class Job:
     matcher: of a grammar, and mask_W, the bits of the tokens that it allows next.
     entropy, top, version_L: as of `Action`, so far.
     counted: whether its slot's history has begun with the context, if penalties need it.
+    adapter: of its tokens and of its context, where adapters are per turn.
     """
 
     turn: Turn
@@ -65,6 +67,7 @@ class Job:
     entropy: float | None = None
     top: list[list[tuple[int, float]]] = field(default_factory=list)
     counted: bool = False
+    adapter: int = 0
 
     def add_entropy(self, entropy: Sequence[float]) -> None:
         """Adds that of more tokens."""
@@ -112,15 +115,22 @@ class SlotShard:
 
     action: the most tokens of an action. experts: the record of those in the cache; None: none.
     mask_words: words of a mask over the vocabulary.
+    adapters: of turns; each has keys and values of its own. 0: all turns have the same.
     Of a model with recurrent layers a dispatch prefills one row of a context, which the next one
     continues.
     """
 
     def __init__(
-        self, plan: CachePlan, action: int, routing: Routing | None = None, *, mask_words: int = 0
+        self,
+        plan: CachePlan,
+        action: int,
+        routing: Routing | None = None,
+        *,
+        mask_words: int = 0,
+        adapters: int = 0,
     ):
         self._plan, self._action, self._routing = plan, action, routing
-        self._mask_words = mask_words
+        self._mask_words, self._adapters = mask_words, adapters
         self.reset()
 
     def reset(self) -> None:
@@ -138,6 +148,8 @@ class SlotShard:
         self._leases: dict[int, Lease] = {}  # of each open conversation's last action
         self._swaps = 0  # since the collection began
         self._policies: dict[int, int] = {}  # swaps before the first turn of each open conversation
+        # Tokens of each open conversation that an adapter has computed, and which lease's it was.
+        self._computed: dict[int, tuple[int, int]] = {}
 
     @property
     def busy(self) -> bool:
@@ -158,12 +170,21 @@ class SlotShard:
                 self._tree.cancel(job.lease)
                 job.lay_down()
             self._laid_down = [*self.jobs.values(), *self._laid_down]
-            self.jobs, self._leases, self._policies = {}, {}, {}
+            self.jobs, self._leases, self._policies, self._computed = {}, {}, {}, {}
         self._forget_policies()
 
     def _forget_policies(self) -> None:
         """Frees the pages of policies that no open conversation began with."""
-        self._tree.forget({self._swaps, *self._policies.values()})
+        kept = {self._swaps, *self._policies.values()}
+        each = range(max(1, self._adapters))
+        self._tree.forget({self._root(swaps, adapter) for swaps in kept for adapter in each})
+
+    def _root(self, swaps: int, adapter: int) -> int:
+        """The number by which the tree knows the policy after so many swaps, with an adapter."""
+        return swaps * max(1, self._adapters) + adapter
+
+    def _adapter_of(self, turn: Turn) -> int:
+        return min(turn.action, self._adapters - 1) if self._adapters else 0
 
     def admit(
         self, grammars: Grammars | None, constraints: Constraints | None = None
@@ -176,7 +197,8 @@ class SlotShard:
         """
         copies = []
         for job in list(self._laid_down):
-            lease = self._lease(job.turn.key, job.context, job.limit - len(job.tokens))
+            reserve = job.limit - len(job.tokens)
+            lease = self._lease(job.turn.key, job.context, reserve, job.adapter)
             if lease is None and self._tree.refusal is LeaseRefusal.PAGES:
                 return copies
             if lease is None:
@@ -190,28 +212,47 @@ class SlotShard:
             if not self._free:
                 break
             limit = self._action if turn.limit is None else min(turn.limit, self._action)
-            lease = self._lease(turn.key, turn.context, limit)
+            adapter = self._adapter_of(turn)
+            lease = self._lease(turn.key, turn.context, limit, adapter)
             if lease is None and self._tree.refusal is LeaseRefusal.PAGES:
                 break
             if lease is None:
                 continue
             self.waiting.remove(turn)
             slot, cached = self._free.pop(), lease.cached
-            job = Job(turn, limit, lease, slot, turn.context, cached, cached)
+            job = Job(turn, limit, lease, slot, turn.context, cached, cached, adapter=adapter)
             self.jobs[job.slot] = job
             if self._constrain(job, grammars, constraints) and lease.copy is not None:
                 copies.append(lease.copy)
         return copies
 
-    def _lease(self, key: int, context: Sequence[int], reserve: int) -> Lease | None:
+    def _lease(self, key: int, context: Sequence[int], reserve: int, adapter: int) -> Lease | None:
         """A lease for a conversation, among the pages of the policy that it began with."""
-        lease = self._tree.lease(context, reserve, self._policies.get(key, self._swaps))
+        root = self._root(self._policies.get(key, self._swaps), adapter)
+        lease = self._tree.lease(context, reserve, root)
         if lease is not None:
+            if self._adapters:
+                self._leave_adapter(key, lease, len(context) - 1)
             self._leases[key] = lease
             self._policies.setdefault(key, self._swaps)
         elif self._tree.refusal is LeaseRefusal.PAGES:
             self.counts["memory_waits"] += 1
         return lease
+
+    def _leave_adapter(self, key: int, lease: Lease, unread: int) -> None:
+        """Where a conversation goes on under another adapter: counts what is prefilled again.
+
+        Args:
+          unread: tokens of its context, those in the cache included, but the last one.
+        """
+        computed, policy = self._computed.get(key, (0, lease.policy))
+        if policy == lease.policy:
+            return
+        self.counts[OF_ADAPTERS] += max(0, min(computed, unread) - lease.cached)
+        del self._computed[key]
+        previous = self._leases.get(key)
+        if previous is not None and not previous.open:
+            self._tree.evict_first(previous)
 
     def _constrain(
         self, job: Job, grammars: Grammars | None, constraints: Constraints | None
@@ -352,7 +393,12 @@ class SlotShard:
             pages = job.lease.pages[skip:]
             table_RP[row, : len(pages)] = pages
             start_R[row] = skip * self._plan.page_size
-        return PageTable(table_RP, start_R, prefixes, self._state_rows(jobs, rows))
+        adapter_R = None
+        if self._adapters:
+            adapter_R = np.zeros(rows, np.int32)
+            adapter_R[: len(jobs)] = [job.adapter for job in jobs]
+        states = self._state_rows(jobs, rows)
+        return PageTable(table_RP, start_R, prefixes, states, adapter_R)
 
     def _state_rows(self, jobs: Sequence[Job], rows: int) -> StateRows | None:
         """The states that a dispatch of rows reads and writes, which the next ones continue."""
@@ -442,6 +488,8 @@ class SlotShard:
         """
         del self.jobs[job.slot]
         self._free.append(job.slot)
+        if self._adapters:
+            self._computed[job.turn.key] = job.position, job.lease.policy
         if job.written and (exact or self._states is None):
             self._tree.release(job.lease, job.written)
         else:
@@ -464,7 +512,8 @@ class SlotShard:
 
     def usage(self) -> dict[str, int]:
         """Counts since the last reset."""
-        counts = {name: self.counts[name] for name in COUNTS}
+        names = (*COUNTS, OF_ADAPTERS) if self._adapters else COUNTS
+        counts = {name: self.counts[name] for name in names}
         states = 0 if self._states is None else self._states.evicted_states
         return counts | {
             "cached_tokens": self._tree.hits,
@@ -475,6 +524,7 @@ class SlotShard:
     def release(self, key: int) -> None:
         """Lets go of a conversation that is over."""
         lease = self._leases.pop(key, None)
+        self._computed.pop(key, None)
         if lease is not None:
             self._tree.evict_first(lease)
         if self._policies.pop(key, self._swaps) != self._swaps:

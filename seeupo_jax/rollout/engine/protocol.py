@@ -83,6 +83,8 @@ class Turn:
     view: makes the conversation that ends with an action of these tokens, for a judge.
     role: that acts.
     shard: of the engine's rows, the same for all turns of a conversation; see `shard_owners`.
+    action: its number in the conversation (0, 1, ...), by which the policy has an adapter where it
+      has several (`LoraAdapters.per_turn`).
     iteration: that the conversation is sampled for, or any other number that keeps the random
       numbers of two collections apart; below 2**32.
     """
@@ -102,6 +104,7 @@ class Turn:
     role: str = ""
     shard: int = 0
     iteration: int = 0
+    action: int = 0
 
 
 @dataclass(frozen=True)

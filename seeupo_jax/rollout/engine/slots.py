@@ -158,6 +158,11 @@ class SlotEngine:
         return self.plan.concurrency * len(self._shards)
 
     @property
+    def turn_adapters(self) -> int:
+        """Adapters of the policy's turns; 0: all turns have the same."""
+        return self._arch.turn_adapters
+
+    @property
     def busy(self) -> bool:
         return bool(self._landed) or any(shard.busy for shard in self._shards.values())
 
@@ -358,7 +363,13 @@ class SlotEngine:
 
     def _new_shard(self, routing: Routing | None = None) -> SlotShard:
         words = -(-self._arch.vocab_size // 32)
-        return SlotShard(self.plan, self._sampling.max_tokens, routing, mask_words=words)
+        return SlotShard(
+            self.plan,
+            self._sampling.max_tokens,
+            routing,
+            mask_words=words,
+            adapters=self._arch.turn_adapters,
+        )
 
     def _prepare(self, params: Any) -> None:
         """Takes the devices' memory: the policy's copy's, and the cache's."""
