@@ -15,7 +15,7 @@ predicted: docs/convergence/lab_problems.md.
 from ml_collections import ConfigDict
 
 TURNS = 4
-RATES = (1e-3, 3e-3, 1e-2)
+RATES = (3e-4, 1e-3, 3e-3)
 CLIP = ("algorithm.clip_low", "algorithm.clip_high")
 OF_SEEUPO, OF_GSPO = ((0.2, 0.2),), ((3e-4, 4e-4),)
 # Eq. 8 and 9 of the paper: neither M nor the advantages are clipped, and M has whole ratios.
@@ -33,7 +33,7 @@ RECIPES = {
     "gspo": {"recipe": "gspo"},
 }
 # Fields of the adapters, by the suffix of a recipe's name.
-ADAPTERS = {"": {}}
+ADAPTERS = {"": {}, "_per_turn": {"lora.per_turn": 8}}
 
 
 def get_config() -> ConfigDict:
