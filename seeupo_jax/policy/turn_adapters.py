@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from seeupo_jax.parallel.distributed import place
 from seeupo_jax.parallel.mesh import param_shardings
-from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.network import abstract_network, join_params, split_model, split_trainable
 from seeupo_jax.policy.transformer import Transformer
 
@@ -48,10 +47,6 @@ def adapter_of(model: Transformer, number: int) -> Transformer:
     def pick(leaf: jax.Array) -> jax.Array:
         return jnp.take(leaf, number, axis=network.arch.adapter_axis)
 
-    alone, _ = abstract_network(with_one_adapter(network.arch))
+    lora = replace(network.arch.lora, per_turn=0)
+    alone, _ = abstract_network(replace(network.arch, lora=lora))
     return alone.bind(join_params(jax.tree.map(pick, adapters), frozen))
-
-
-def with_one_adapter(arch: Architecture) -> Architecture:
-    """The same with one adapter for all turns, where there are several."""
-    return arch if arch.lora is None else replace(arch, lora=replace(arch.lora, per_turn=0))

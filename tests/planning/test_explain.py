@@ -273,8 +273,9 @@ def begin(model, tmp_path):
         (),
         ("recipe=ppo",),
         ("algorithm.old_policy=turn", "algorithm.inner_epochs=2", "rollout.slots=4"),
+        ("lora.rank=2", "lora.per_turn=3"),
     ],
-    ids=["seeupo", "ppo", "epochs"],
+    ids=["seeupo", "ppo", "epochs", "adapters per turn"],
 )
 def test_as_many_programs_are_compiled_as_were_told(begin, model, overrides):
     request = Looks()
