@@ -196,6 +196,8 @@ class LocalSandbox:
         argv += ["--ro-bind", str(self.private), PRIVATE]
         for path in self._plan.visible:
             argv += ["--ro-bind", path, path]
+        for path in self._plan.hidden:
+            argv += ["--tmpfs", path, "--remount-ro", path]
         argv += [*mounts, "--chdir", "/", "--clearenv"]
         for name, value in variables.items():
             argv += ["--setenv", name, value]

@@ -347,6 +347,17 @@ def driver_of(pid):
     return pid
 
 
+def test_a_program_beside_the_tasks_does_not_make_them_seen(tmp_path, monkeypatch):
+    """They have the verifiers and the solutions."""
+    look = f"#!/bin/sh\nls {tmp_path} {tmp_path}/tasks; touch {tmp_path}/tasks/own || true\n"
+    write_programs(tmp_path, **{"bin/tool": look})
+    write_task(tmp_path / "tasks" / "one")
+    found = outcomes(TaskFolders(tmp_path / "tasks", local=True), f"{tmp_path}/bin/tool")["one"]
+    printed = found.info["output"].split("\n")
+    assert printed[:4] == [f"{tmp_path}:", "bin", "tasks", ""]
+    assert printed[4] == f"{tmp_path}/tasks:" and "Read-only" in printed[5]
+
+
 def test_an_episode_whose_driver_is_killed_has_failed_and_nothing_of_it_is_left(tmp_path):
     seconds, ended = 200_000 + os.getpid(), queue.SimpleQueue()
     write_task(tmp_path / "tasks" / "one")
