@@ -95,7 +95,7 @@ from seeupo_jax.policy_io.policy_folder import (
 )
 from seeupo_jax.policy_io.resuming import chat_note
 from seeupo_jax.training.checks import check_config, check_first_tasks
-from seeupo_jax.trajectories.episodes import read_played
+from seeupo_jax.trajectories.episodes import read_episodes, read_played
 from seeupo_jax.trajectories.json_lines import write_json
 
 _LOGGER = logging.getLogger(__name__)
@@ -377,6 +377,8 @@ def _report(config: Config, given: argparse.Namespace, result: EvaluationResult)
     """Prints what the evaluation came to, and writes what else was asked for."""
     print(printable(f"{result}\n\nEvery episode: {result.file}"))
     print(f"Played before, taken from that file: {result.resumed} of {len(result.episodes)}")
+    if config.sandbox.solution:
+        print(printable("\n".join(_unsolved(result.file))))
     counted: Mapping[str, int] = result.usage if "server" in result.policy else {}
     served = {name: counted[ours] for name, ours in _TOKENS.items() if ours in counted}
     if served:
@@ -394,6 +396,17 @@ def _report(config: Config, given: argparse.Namespace, result: EvaluationResult)
         with name_file(given.bfcl_results):
             commands = export_results(environment, played, given.bfcl_results)
         print(*commands, sep="\n")
+
+
+def _unsolved(file: Path) -> list[str]:
+    """A line for each episode without success: its task, and its reward or why it failed."""
+    _, episodes = read_episodes(file)
+    lines = {
+        f"  {e.task_id}: {e.info['failure'] if e.failed else f'reward {e.reward:g}'}": None
+        for e in episodes.values()
+        if not e.success >= 1
+    }
+    return [f"Not solved: {len(lines) or 'none'}", *lines]
 
 
 if __name__ == "__main__":

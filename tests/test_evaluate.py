@@ -261,6 +261,7 @@ def test_what_the_server_cost_is_told(folder, serve, capsys):
         metrics = play(folder, *SHORT, *quick, "--k=2", f"--server={server.url}")
     assert not math.isnan(metrics[AVG])
     assert capsys.readouterr().err == (
+        "1 environments failed, 1 of them so: /v1/completions answered 503: no\n"
         f"{server.url}: requests repeated: 4; given up: 1, whose episodes do not count.\n"
     )
 

@@ -16,6 +16,7 @@ from seeupo_jax.envs.tasks import labels_by_task, list_tasks
 from seeupo_jax.metrics.statistics import evaluation_metrics, evaluation_prefix
 from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.rollout.collect import EpisodeRequest, collect, group_requests
+from seeupo_jax.rollout.episode_metrics import most_frequent_failure
 from seeupo_jax.rollout.player import CollectionOptions, RolloutWorker
 from seeupo_jax.trajectories.episodes import EpisodeFile, EvaluationEpisode, to_episode
 from seeupo_jax.types import Trajectory
@@ -73,6 +74,8 @@ def evaluate_split(
 
     options = CollectionOptions(config.seed, temperature=config.evaluation.temperature, split=split)
     collected = collect(worker, params, missing, options, on_finished=keep)
+    if (failure := most_frequent_failure(collected)) is not None:
+        _LOGGER.warning(failure)
     on_played(collected.trajectories, labels)
     for trajectory in collected.trajectories:
         episode = to_episode(trajectory, labels[trajectory.task_id])

@@ -31,6 +31,7 @@ from seeupo_jax.policy_io.resuming import chat_note
 from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.engine.role_engine import RoleEngine
 from seeupo_jax.rollout.player import RolloutWorker
+from seeupo_jax.tasks.task_folders import digest_of, find_folder
 from seeupo_jax.trajectories.episodes import (
     EpisodeFile,
     EvaluationEpisode,
@@ -190,6 +191,7 @@ def evaluation_settings(
         values["config.agent"] = {name: x for name, x in agent if name not in left_out}
     if config.tasks is not None:
         values |= {"config.tasks": config.tasks, "config.sandbox": decisive["sandbox"]}
+        values["digest of config.tasks"] = digest_of(find_folder(config.tasks))
     if chat is not None:
         values |= {
             f"chat.{name}": value for name, value in chat.items() if name != "roles" or value

@@ -73,6 +73,9 @@ class TaskFolders:
       folder: the place.
       local: whether Dockerfiles are followed without an image.
 
+    Attributes:
+      folder: the place, absolute.
+
     Raises:
       ValueError: there is no task, or one that is not in the form; one sentence with its folder.
     """
@@ -92,7 +95,7 @@ class TaskFolders:
                 f"config.tasks: got harbor:{folder}, which has no task; allowed: a folder of"
                 f" TASK/{SETTINGS} or SPLIT/TASK/{SETTINGS}."
             )
-        self._folder = folder
+        self.folder = folder
         self._labels = {
             name: task.labels for of in self._splits.values() for name, task in of.items()
         }
@@ -103,8 +106,8 @@ class TaskFolders:
     def task_ids(self, split: str) -> Sequence[str]:
         if split not in self._splits:
             raise ValueError(
-                f"config.tasks: {self._folder} has no task of the split {split!r}; it has"
-                f" {', '.join(self._splits)}."
+                f"config.tasks: {self.folder}: got the split {split!r}, of which it has no task;"
+                f" allowed: {', '.join(self._splits)}."
             )
         return list(self._splits[split])
 
@@ -142,9 +145,9 @@ def _find(folder: Path) -> dict[str, list[Path]]:
     if (folder / SETTINGS).is_file():
         return {TRAIN: [folder]}
     places = [each for each in sorted(folder.iterdir()) if each.is_dir()]
-    found = {TRAIN: [each for each in places if (each / SETTINGS).is_file()]}
+    found = {TRAIN: [each for each in places if _is_task(each)]}
     for split in (each for each in places if each not in found[TRAIN]):
-        inside = [each for each in sorted(split.iterdir()) if (each / SETTINGS).is_file()]
+        inside = [each for each in sorted(split.iterdir()) if _is_task(each)]
         found[split.name] = [*found.get(split.name, []), *inside]
     found = {split: tasks for split, tasks in found.items() if tasks}
     seen = dict[str, Path]()
@@ -156,6 +159,14 @@ def _find(folder: Path) -> dict[str, list[Path]]:
             )
         seen[place.name] = place
     return found
+
+
+def _is_task(place: Path) -> bool:
+    if (place / SETTINGS).is_file():
+        return True
+    if (place / INSTRUCTION).is_file():
+        raise ValueError(f"config.tasks: {place}: got no {SETTINGS}; allowed: a file.")
+    return False
 
 
 def _read_task(folder: Path, *, local: bool) -> TaskFolder:

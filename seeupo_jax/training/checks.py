@@ -76,7 +76,7 @@ def check_config(config: Config, splits: Sequence[str] | None = None) -> None:
     trains = splits is None
     mesh = training_mesh(config) if trains else make_mesh(config.mesh)
     _check_fields(config, mesh)
-    _check_episodes(config)
+    _check_episodes(config, splits)
     build.check_layout(config, mesh)
     check_model(config, mesh)
     if trains:  # nothing else asks a teacher, or has devices of its own that sample
@@ -189,15 +189,17 @@ def check_learner(config: Config, mesh: jax.sharding.Mesh) -> None:
     check_offload(config.offload, mesh.local_devices[0])
 
 
-def _check_episodes(config: Config) -> None:
+def _check_episodes(config: Config, splits: Sequence[str] | None = None) -> None:
     """There are the tasks, their labels and the demonstrations that the run asks for, and what
-    plays the tasks can."""
+    plays the tasks can. `splits` as of `check_config`."""
     check_host(config)
-    evaluation, splits = config.evaluation, _played_splits(config)
+    evaluation, tasks = config.evaluation, find_tasks(config)
+    if splits is not None:  # an evaluation's
+        return check_tasks(tasks, splits, labelled=max(1, evaluation.tasks))
+    splits = _played_splits(config)
     if evaluation.tasks:
         more = (*evaluation.extra_splits, evaluation.select_on)
         splits += [split for split in more if split is not None]
-    tasks = find_tasks(config)
     check_tasks(tasks, splits, labelled=max(1, evaluation.tasks))
     parts = list_task_shares(tasks, "train")
     share_counts(parts, config.rollout.tasks)

@@ -13,6 +13,7 @@ import pytest
 from places import TINY
 
 from seeupo_jax import envs
+from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.agents.answer_form import PLAIN_TEXT
 from seeupo_jax.agents.calls import Access, AgentResult, AgentTask
 from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
@@ -137,7 +138,7 @@ def test_more_conversations_than_open_files_are_refused(settings, served, each, 
 
 def end_of(config):
     """What an agent of this configuration comes to."""
-    runner, ended = build_runner(config), queue.SimpleQueue()
+    runner, ended = build_runner(config, find_tasks(config)), queue.SimpleQueue()
     try:
         runner.start(TASK, ACCESS, ended.put)
         return ended.get(timeout=20)

@@ -61,17 +61,24 @@ def test_rewards_and_agents_are_among_the_settings_but_not_how_they_are_called()
         assert not differing(settings(), settings(free))
 
 
-def test_the_folder_of_tasks_and_what_limits_them_are_among_the_settings():
+def test_the_folder_of_tasks_and_what_limits_them_are_among_the_settings(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "task.toml").touch()
+
     def played(*more):
-        return settings("agent.harness=codex", "tasks=harbor:a", *more)
+        return settings("agent.harness=codex", f"tasks=harbor:{tmp_path}/a", *more)
 
     plain, agent = settings("agent.command=codex"), {"config.agent"}
     assert "harness" not in plain["config.agent"]  # as in files of versions that had none
-    assert differing(plain, played()) == {"config.agent", "config.tasks", "config.sandbox"}
-    assert differing(played(), played("tasks=harbor:b")) == {"config.tasks"}
+    tasks, digest = {"config.tasks", "config.sandbox"}, {"digest of config.tasks"}
+    assert differing(plain, before := played()) == agent | tasks | digest
+    assert differing(before, played(f"tasks=harbor:{tmp_path}/b")) == {"config.tasks"}
     assert differing(played(), played("agent.harness=opencode")) == agent
     assert differing(played(), played("sandbox.memory_mib=9")) == {"config.sandbox"}
     assert not differing(played(), played("sandbox.runtime=podman", "sandbox.processes=9"))
+    (tmp_path / "a" / "task.toml").write_text("a change of a task")
+    assert differing(before, played()) == digest
 
 
 def test_the_split_k_and_the_policy_are_among_the_settings():

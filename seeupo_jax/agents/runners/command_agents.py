@@ -65,7 +65,13 @@ def program_words(agent: Agent, *, in_image: bool = False) -> list[str]:
     Args and errors as of `split_command`.
     """
     if agent.command is None and agent.harness is not None:
-        return split_command(HARNESSES[agent.harness].program, in_image=in_image)
+        program = HARNESSES[agent.harness].program
+        if not in_image and shutil.which(program) is None:
+            raise ValueError(
+                f"config.agent.harness: got {agent.harness}, whose program {program} is not on the"
+                " PATH; allowed: a harness that is installed (make harnesses)."
+            )
+        return split_command(program, in_image=in_image)
     return split_command(str(agent.command), in_image=in_image)
 
 

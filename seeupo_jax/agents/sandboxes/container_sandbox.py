@@ -73,6 +73,8 @@ class ContainerSandbox:
         words += ["--volume", f"{self._folder}/work:{self._folder}/work"]
         for path in plan.visible:
             words += ["--volume", f"{path}:{path}:ro"]
+        for path in plan.hidden:
+            words += ["--tmpfs", f"{path}:ro"]
         if plan.solution is not None:
             words += ["--volume", f"{plan.solution}:/solution:ro"]
         entry, *rest = _WAIT

@@ -72,16 +72,30 @@ class LocalSandbox:
         shutil.copyfile(ENTRY, self.private / "entry.py")
         self._link()
         for source, target in self._plan.copies:
-            self._copy(Path(source), self._root / target.lstrip("/"))
-        (self._root / self._plan.workdir.lstrip("/")).mkdir(parents=True, exist_ok=True)
+            self._copy(Path(source), target)
+        self._place(self._plan.workdir).mkdir(parents=True, exist_ok=True)
 
-    def _copy(self, source: Path, target: Path) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
+    def _copy(self, source: Path, target: str) -> None:
+        place = self._place(target)
+        place.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
+            for file in source.rglob("*"):
+                self._place(f"{target}/{file.relative_to(source)}")
             leave = shutil.ignore_patterns("Dockerfile")
-            shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore=leave)
+            shutil.copytree(source, place, symlinks=True, dirs_exist_ok=True, ignore=leave)
         else:
-            shutil.copy2(source, target)
+            shutil.copy2(source, place)
+
+    def _place(self, path: str) -> Path:
+        """Where a path of the sandbox is on this machine.
+
+        Raises:
+          SandboxError: a link that was copied before leads out of the sandbox's files.
+        """
+        place = self._root / path.lstrip("/")
+        if not Path(os.path.realpath(place)).is_relative_to(os.path.realpath(self._root)):
+            raise SandboxError(f"{path} is behind a link that leads out of the task's files")
+        return place
 
     def _link(self) -> None:
         """Makes the links from / into /usr, also where an agent has put something else."""
@@ -135,7 +149,8 @@ class LocalSandbox:
         return self._start(words, mounts, self._plan.verifier_variables, output)
 
     def _settings(self, more: Mapping[str, object]) -> str:
-        return json.dumps({"limits": self._plan.limits(), **more})
+        folder = self._plan.workdir
+        return json.dumps({"limits": self._plan.limits(), "folder": folder, **more})
 
     def _start(
         self,
@@ -152,6 +167,7 @@ class LocalSandbox:
             stdout=output,
             stderr=subprocess.STDOUT if output is not None else None,
             pass_fds=(there,),
+            env={},  # the sandbox sees bubblewrap's own in /proc/1/environ
         )
         os.close(there)
         with os.fdopen(here, "rb") as info:
@@ -167,8 +183,9 @@ class LocalSandbox:
     def command(self, mounts: Sequence[str], variables: Mapping[str, str]) -> list[str]:
         """bubblewrap's command line, without the command in the sandbox."""
         root = str(self._root)
-        argv = [PROGRAM, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
-        argv += ["--cap-drop", "ALL", "--uid", "0", "--gid", "0", "--hostname", "sandbox"]
+        argv = [shutil.which(PROGRAM) or PROGRAM, "--unshare-all", "--unshare-user"]
+        argv += ["--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+        argv += ["--uid", "0", "--gid", "0", "--hostname", "sandbox"]
         argv += ["--bind", root, "/", "--ro-bind", "/usr", "/usr", "--bind", f"{root}/etc", "/etc"]
         for name in (each for each in _LINKS if os.path.isdir(f"/{each}")):
             argv += [] if os.path.islink(f"/{name}") else ["--ro-bind", f"/{name}", f"/{name}"]
@@ -179,7 +196,9 @@ class LocalSandbox:
         argv += ["--ro-bind", str(self.private), PRIVATE]
         for path in self._plan.visible:
             argv += ["--ro-bind", path, path]
-        argv += [*mounts, "--chdir", self._plan.workdir, "--clearenv"]
+        for path in self._plan.hidden:
+            argv += ["--tmpfs", path, "--remount-ro", path]
+        argv += [*mounts, "--chdir", "/", "--clearenv"]
         for name, value in variables.items():
             argv += ["--setenv", name, value]
         return argv

@@ -61,7 +61,8 @@ def _read(path: Path) -> str | None:
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
         return None
-    with os.fdopen(number, "rb") as file:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            return None
-        return file.read(_MOST).decode(errors="replace")
+    try:
+        regular = stat.S_ISREG(os.fstat(number).st_mode)
+        return os.read(number, _MOST).decode(errors="replace") if regular else None
+    finally:
+        os.close(number)

@@ -24,6 +24,8 @@ def main() -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
+    with contextlib.suppress(OSError):  # the agent may have removed it: then the verifier's is /
+        os.chdir(settings.get("folder", "."))
     os.environ["PWD"] = os.getcwd()  # docker sets none; opencode works in it
     for name, limit in settings["limits"].items():
         with contextlib.suppress(ValueError, OSError):  # it is lower already

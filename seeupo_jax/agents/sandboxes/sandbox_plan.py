@@ -30,7 +30,8 @@ class SandboxPlan:
     tests, solution: folders of the task; solution None: the agent does not see it.
     storage_bytes: of each file. processes: of the episode, threads included.
     address_bytes: address space of each process; None: no limit.
-    visible: paths of this machine that the sandbox has too, read-only.
+    visible: paths of this machine that the sandbox has too, read-only. hidden: folders in them that
+      are empty there: the tasks, with their verifiers and solutions.
     """
 
     runtime: str
@@ -57,6 +58,7 @@ class SandboxPlan:
     processes: int
     address_bytes: int | None
     visible: Sequence[str]
+    hidden: Sequence[str]
 
     def as_json(self) -> dict[str, object]:
         """The plan's fields."""

@@ -62,7 +62,7 @@ def _play(sandbox: Sandbox, plan: SandboxPlan, folder: Path, words: list[str]) -
     with printed.open("wb") as output:
         verifier = sandbox.start_verifier(output)
         stopped = _wait(sandbox, plan, verifier, plan.verifier_timeout_s)
-    tail = printed.read_bytes()[-4 * _SHOWN :].decode(errors="replace").strip()[-_SHOWN:]
+    tail = _end_of(printed)
     said = f"; it printed: {tail}" if tail else ""
     if stopped:
         raise RewardError(f"it was ended by its limit of {stopped}{said}")
@@ -74,6 +74,13 @@ def _play(sandbox: Sandbox, plan: SandboxPlan, folder: Path, words: list[str]) -
         ) from None
     info = {"agent_limit": limit} if limit else {}
     return {"result": {**found, "info": info}, "code": code, "limit": limit}
+
+
+def _end_of(file: Path) -> str:
+    """The last characters of what a verifier printed, which may be gigabytes."""
+    with file.open("rb") as printed:
+        printed.seek(max(0, file.stat().st_size - 4 * _SHOWN))
+        return printed.read().decode(errors="replace").strip()[-_SHOWN:]
 
 
 def _start_agent(

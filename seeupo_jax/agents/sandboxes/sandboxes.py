@@ -45,6 +45,7 @@ class Sandboxes:
         self._agent, self._rollout = agent, rollout
         of_program = program_folders(words) if sandbox.runtime == "local" else []
         self._visible = list(dict.fromkeys([*of_program, *sandbox.visible]))
+        self._hidden = _inside(tasks.folder, self._visible)
         *program, paths = python_command("seeupo_jax.agents.sandboxes.sandboxed_episode")
         self.argv = [*program, *words, paths]
 
@@ -99,7 +100,15 @@ class Sandboxes:
             processes=sandbox.processes,
             address_bytes=None if most_mib is None else most_mib * _MIB,
             visible=self._visible,
+            hidden=self._hidden,
         )
+
+
+def _inside(folder: Path, visible: Sequence[str]) -> list[str]:
+    """Where a folder is seen by way of visible paths that contain it."""
+    real = folder.resolve()
+    places = [(Path(each), Path(each).resolve()) for each in visible]
+    return [str(x / real.relative_to(y)) for x, y in places if y in real.parents or y == real]
 
 
 def _path(visible: Sequence[str]) -> str:

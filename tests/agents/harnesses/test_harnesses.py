@@ -224,5 +224,5 @@ def test_a_harness_that_cannot_play_is_refused(agent, sentence):
 def test_a_program_that_is_not_there_is_said(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     agent = Agent(harness="codex", tasks="T")
-    with pytest.raises(ValueError, match="config.agent.command: got the program 'codex'; allowed"):
+    with pytest.raises(ValueError, match="config.agent.harness: got codex, whose program codex is"):
         agent_words(agent, max_context=1, max_answer=1)

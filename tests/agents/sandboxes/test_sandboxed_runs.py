@@ -4,7 +4,7 @@ import json
 
 import pytest
 from places import CONFIGS, MODELS
-from sandbox_cases import needs_bubblewrap
+from sandbox_cases import SOLVED, needs_bubblewrap, write_programs, write_task
 from scripted_harness import set_up
 
 from seeupo_jax.evaluate import main
@@ -36,6 +36,24 @@ def test_evaluate_solves_all_tasks_by_their_solutions_and_none_by_damage(split, 
     damaged, episodes = evaluated(tmp_path / "damaged", 2, *policy, damage)
     assert damaged["eval/pass@2"] == damaged["eval/avg@2"] == damaged["eval/failed"] == 0.0
     assert {episode["reward"] for episode in episodes} == {0.0}
+
+
+def test_what_a_solution_does_not_solve_is_listed(tmp_path, capsys):
+    """Of a folder that has training tasks only, as the first ones that a user writes."""
+    verifiers = {"broken": "echo oh; exit 3", "solved": SOLVED, "wrong": SOLVED.replace("1", "0")}
+    for name, tests in verifiers.items():
+        write_task(tmp_path / "tasks" / name, tests=tests)
+        write_programs(tmp_path / "tasks" / name, **{"solution/solve.sh": "true\n"})
+    policy = ("model.path=package:order_desk", "optimizer.groups=()")
+    agent = ("agent.command=bash /solution/solve.sh", "sandbox.solution=True")
+    fields = (*policy, *agent, f"tasks=harbor:{tmp_path}/tasks", "evaluation.tasks=9")
+    words = [f"--config={CONFIG}", f"--workdir={tmp_path}/run", "--untrained", "--k=1"]
+    main(["evaluate", *words, "--split=train", *(f"--config.{each}" for each in fields)])
+    printed, logged = capsys.readouterr()
+    broken, wrong = printed.splitlines()[-2:]
+    assert "\nNot solved: 2\n" in printed and wrong == "  wrong: reward 0"
+    assert broken.startswith("  broken: the task's verifier: it wrote no reward")
+    assert "1 agents failed, 1 of them so: the task's verifier: it wrote" in logged
 
 
 @pytest.mark.exhaustive

@@ -79,11 +79,13 @@ def test_it_sees_only_its_own_files_processes_variables_and_loopback(tmp_path, m
         touch /usr/planted /etc/ssl/planted 2>/dev/null || echo read-only
         (exec 3<>/dev/tcp/1.1.1.1/80) 2>/dev/null || echo offline
         touch /anywhere /etc/own /root/own /tmp/own && echo writable
+        cat /proc/[0-9]*/environ | tr '\\0' '\\n' | grep -c the-users.own || true
     """
     lines = seen(tmp_path, program).split("\n")
     assert lines[0] == "[/app] /root key-of-the-episode /.seeupo/task.json unset"
     assert int(lines[1]) <= 6  # bubblewrap, this shell, ls and grep
-    assert [line.strip() for line in lines[2:6]] == ["lo", "read-only", "offline", "writable"]
+    expected = ["lo", "read-only", "offline", "writable", "0"]
+    assert [line.strip() for line in lines[2:7]] == expected
 
 
 def test_what_the_dockerfile_states_is_there(tmp_path):
@@ -96,6 +98,21 @@ def test_what_the_dockerfile_states_is_there(tmp_path):
     settings = '[environment.env]\nTASKS = "${NOT_SET_ANYWHERE:-own}"\n'
     said = seen(tmp_path, program, docker=docker, settings=settings)
     assert said == "notes/xa.txtb.txt red very large own\n"
+
+
+@pytest.mark.parametrize("docker", ["COPY a.txt app/inside/\n", "WORKDIR inside\n"])
+def test_a_link_of_a_tasks_files_does_not_lead_out_of_the_sandbox(tmp_path, docker):
+    """A task that others wrote does not write to this machine."""
+    outside, environment = tmp_path / "outside", tmp_path / "tasks/one/environment"
+    outside.mkdir()
+    (environment / "tree").mkdir(parents=True)
+    (environment / "tree" / "app").symlink_to(outside)
+    (environment / "a.txt").write_text("a")
+    docker = f"WORKDIR /\nCOPY tree/ /\n{docker.replace('WORKDIR ', 'WORKDIR /app/')}"
+    failure = outcome(tmp_path, "true", docker=docker)
+    assert isinstance(failure, AgentFailure) and failure.cause == "sandbox"
+    assert "/app" in failure.reason and "a link that leads out" in failure.reason
+    assert not list(outside.iterdir())
 
 
 CLIENT = """
@@ -199,6 +216,7 @@ REWARDS = {
     "late": ("echo so far; sleep 9999", "it was ended by its limit of time; it printed: so far"),
     "pipe": ("mkfifo /logs/verifier/reward.txt", "it wrote no reward"),
     "link": ("ln -s /etc/hostname /logs/verifier/reward.txt", "it wrote no reward"),
+    "folder": ("mkdir /logs/verifier/reward.txt; echo oh", "code 0; it printed: oh"),
 }
 
 
@@ -232,6 +250,16 @@ def test_what_an_agent_plants_does_not_reach_the_verifier(tmp_path):
     failure = outcome(tmp_path, program, tests=tests)
     assert isinstance(failure, AgentFailure), failure
     assert failure.reason.endswith("it ended with exit code 4")
+
+
+@pytest.mark.parametrize(
+    "damage", ["rm -rf /app", "rm -rf /app; ln -s /nowhere /app", "chmod 0 /app"]
+)
+def test_an_agent_that_removes_its_folder_is_verified(tmp_path, damage):
+    """Else a policy could take itself out of the statistics."""
+    tests = "ls app/kept || echo 0 > /logs/verifier/reward.txt"
+    result = outcome(tmp_path, f"touch kept; cd /; {damage}", tests=tests)
+    assert isinstance(result, AgentResult) and result.reward == 0.0, result
 
 
 def test_a_deep_folder_in_the_place_of_the_tests_hinders_neither_the_verifier_nor_the_end(
@@ -317,6 +345,17 @@ def driver_of(pid):
     while b"sandboxed_episode" not in Path(f"/proc/{pid}/cmdline").read_bytes():
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return pid
+
+
+def test_a_program_beside_the_tasks_does_not_make_them_seen(tmp_path, monkeypatch):
+    """They have the verifiers and the solutions."""
+    look = f"#!/bin/sh\nls {tmp_path} {tmp_path}/tasks; touch {tmp_path}/tasks/own || true\n"
+    write_programs(tmp_path, **{"bin/tool": look})
+    write_task(tmp_path / "tasks" / "one")
+    found = outcomes(TaskFolders(tmp_path / "tasks", local=True), f"{tmp_path}/bin/tool")["one"]
+    printed = found.info["output"].split("\n")
+    assert printed[:4] == [f"{tmp_path}:", "bin", "tasks", ""]
+    assert printed[4] == f"{tmp_path}/tasks:" and "Read-only" in printed[5]
 
 
 def test_an_episode_whose_driver_is_killed_has_failed_and_nothing_of_it_is_left(tmp_path):
