@@ -28,8 +28,9 @@ def as_overrides(arguments: Sequence[str]) -> list[str]:
 
 def command_name(command: str) -> str:
     """A command as a user types it here: `seeupo-train`, or `python -m seeupo_jax.train`."""
-    script = Path(sys.argv[0]).name.startswith(_SCRIPT)
-    return f"{_SCRIPT if script else _MODULE}{command}"
+    if Path(sys.argv[0]).name.startswith(_SCRIPT):
+        return _SCRIPT + command.replace("_", "-")
+    return _MODULE + command
 
 
 class Flags(argparse.ArgumentParser):
@@ -38,7 +39,7 @@ class Flags(argparse.ArgumentParser):
     def __init__(self, command: str, about: str | None):
         super().__init__(
             prog=command_name(command),
-            description=(about or "").replace(_MODULE, command_name("")),
+            description=re.sub(rf"{_MODULE}(\w+)", lambda m: command_name(m[1]), about or ""),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )

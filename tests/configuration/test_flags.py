@@ -27,6 +27,7 @@ COMMANDS = {
     "compare": ("compare", RUN),
     "update": ("update", UPDATE),
     "serve": ("serve", RUN),
+    "train_server": ("train_server", RUN),
     "lab": ("lab", ()),
     "bench update": ("bench", ("update",)),
     "bench rollout": ("bench", ("rollout",)),
@@ -194,7 +195,17 @@ def test_a_file_to_write_is_the_target_of_links(tmp_path):
             output_file(str(tmp_path / wrong))
 
 
-CONFIGURED = ("train", "evaluate", "sft", "export", "update", "serve", "compare", "aot")
+CONFIGURED = (
+    "train",
+    "evaluate",
+    "sft",
+    "export",
+    "update",
+    "serve",
+    "train_server",
+    "compare",
+    "aot",
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -226,7 +237,8 @@ SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scrip
 def test_a_console_script_is_its_command_and_is_named_as_it_is_typed(script, capsys, monkeypatch):
     name, _, function = SCRIPTS[script].partition(":")
     main = getattr(importlib.import_module(name), function)
-    assert name.removesuffix(".__main__") == f"seeupo_jax.{script.removeprefix('seeupo-')}"
+    module = script.removeprefix("seeupo-").replace("-", "_")
+    assert name.removesuffix(".__main__") == f"seeupo_jax.{module}"
     assert name.removeprefix("seeupo_jax.") in {module for module, _ in COMMANDS.values()}
     monkeypatch.setattr(sys, "argv", [f"/some/bin/{script}", "--nonsense"])
     with pytest.raises(SystemExit) as ended:

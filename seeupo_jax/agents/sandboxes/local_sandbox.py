@@ -68,7 +68,7 @@ class LocalSandbox:
         for name in ("tmp", "var/tmp"):
             (self._root / name).chmod(0o1777)
         for name, text in _WRITTEN.items():
-            (self._root / "etc" / name).write_text(text)
+            (self._root / "etc" / name).write_text(text, encoding="utf-8")
         shutil.copyfile(ENTRY, self.private / "entry.py")
         self._link()
         for source, target in self._plan.copies:
@@ -250,7 +250,7 @@ def _process(pid: int) -> tuple[int, int, list[int]]:
         kib = sum(map(int, _MEMORY.findall(Path(f"/proc/{pid}/status").read_bytes())))
         threads = os.listdir(f"/proc/{pid}/task")
         for thread in threads:
-            children += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+            children += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split())
     return len(threads), kib, children
 
 

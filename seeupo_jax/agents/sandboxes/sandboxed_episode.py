@@ -48,7 +48,7 @@ def main() -> None:
         outcome = {"failure": ["verifier", str(error)]}
     finally:
         sandbox.close()
-    Path(os.environ["SEEUPO_RESULT"]).write_text(json.dumps(outcome))
+    Path(os.environ["SEEUPO_RESULT"]).write_text(json.dumps(outcome), encoding="utf-8")
 
 
 def _play(sandbox: Sandbox, plan: SandboxPlan, folder: Path, words: list[str]) -> dict[str, Any]:
