@@ -15,7 +15,6 @@ predicted: docs/convergence/lab_problems.md.
 from ml_collections import ConfigDict
 
 TURNS = 4
-RATES = (3e-4, 1e-3, 3e-3)
 CLIP = ("algorithm.clip_low", "algorithm.clip_high")
 OF_SEEUPO, OF_GSPO = ((0.2, 0.2),), ((3e-4, 4e-4),)
 # Eq. 8 and 9 of the paper: neither M nor the advantages are clipped, and M has whole ratios.
@@ -32,8 +31,11 @@ RECIPES = {
     "grpo": {"recipe": "grpo"},
     "gspo": {"recipe": "gspo"},
 }
-# Fields of the adapters, by the suffix of a recipe's name.
-ADAPTERS = {"": {}, "_per_turn": {"lora.per_turn": 8}}
+# By the suffix of a recipe's name: fields of the adapters, and learning rates. The largest ends
+# what the adapters can learn: one for all turns takes the steps of all of them.
+PER_TURN = "_per_turn"
+ADAPTERS = {"": {}, PER_TURN: {"lora.per_turn": 8}}
+RATES = {"": (3e-4, 1e-3, 3e-3), PER_TURN: (1e-3, 3e-3, 1e-2)}
 
 
 def get_config() -> ConfigDict:
@@ -66,8 +68,9 @@ def get_study() -> dict:
         for name, fields in RECIPES.items()
     }
     clips = {name: OF_GSPO if name.startswith("gspo") else OF_SEEUPO for name in recipes}
-    steps = {name: {"optimizer.learning_rate": RATES, CLIP: clips[name]} for name in recipes}
-    grid = {"optimizer.learning_rate": RATES, CLIP: OF_SEEUPO}
+    rates = {name: RATES[PER_TURN if name.endswith(PER_TURN) else ""] for name in recipes}
+    steps = {name: {"optimizer.learning_rate": rates[name], CLIP: clips[name]} for name in recipes}
+    grid = {"optimizer.learning_rate": RATES[""], CLIP: OF_SEEUPO}
     return {
         "recipes": recipes,
         "reference": "seeupo",
