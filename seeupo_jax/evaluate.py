@@ -399,14 +399,14 @@ def _report(config: Config, given: argparse.Namespace, result: EvaluationResult)
 
 
 def _unsolved(file: Path) -> list[str]:
-    """A line for each episode without success: its task, and its reward or why it failed."""
+    """A line for each episode without success, sorted: its task, its reward or why it failed."""
     _, episodes = read_episodes(file)
     lines = {
-        f"  {e.task_id}: {e.info['failure'] if e.failed else f'reward {e.reward:g}'}": None
+        f"  {e.task_id}: {e.info['failure'] if e.failed else f'reward {e.reward:g}'}"
         for e in episodes.values()
         if not e.success >= 1
     }
-    return [f"Not solved: {len(lines) or 'none'}", *lines]
+    return [f"Not solved: {len(lines) or 'none'}", *sorted(lines)]
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ fine-tuned copy or a truncated file; a change inside less than 4 MiB in a row ma
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -63,12 +62,6 @@ def file_digests(folder: Path, files: list[Path]) -> dict[str, str | None]:
             file.relative_to(folder).as_posix(): digest
             for file, digest in zip(files, digests, strict=True)
         }
-
-
-def folder_digest(folder: Path) -> str:
-    """Names the paths and the contents of all files of a folder."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    return text_digest(json.dumps(file_digests(folder, files)).encode())
 
 
 def model_digests(path: str) -> dict[str, str | None]:

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 import seeupo_jax
-from seeupo_jax.cli.file_digests import file_digest, file_digests, folder_digest, model_digests
+from seeupo_jax.cli.file_digests import file_digest, file_digests, model_digests
 from seeupo_jax.cli.user_sources import code_digests, named_code
 from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.config_file import PACKAGE, code_of
@@ -28,7 +28,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import expand_home
 from seeupo_jax.metrics.run_manifest import PACKAGES, versions
 from seeupo_jax.tasks.records import open_records
-from seeupo_jax.tasks.task_folders import find_folder
+from seeupo_jax.tasks.task_folders import digest_of, find_folder
 
 # Settings of jax that concern one host alone: logs, dumps, caches, addresses, its own devices.
 _OF_ONE_HOST = re.compile(
@@ -72,7 +72,7 @@ def host_settings(config: Config, config_file: str | None = None) -> dict[str, s
     found |= {f"config.{name}": json.dumps(x, sort_keys=True) for name, x in values.items()}
     found |= _files(values, environments)
     for folder in _harness_folders(config.agent):
-        found[f"folder {folder} of config.agent.tasks"] = folder_digest(Path(folder))
+        found[f"folder {folder} of config.agent.tasks"] = digest_of(Path(folder))
     code = {} if config_file is None else {"--config": code_of(config_file)}
     for field, name in (code | dict(_codes(values))).items():
         found |= {f"{what}, for {field}": x for what, x in code_digests(name).items()}
@@ -146,9 +146,7 @@ def _files(
         if _is_script(Path(place)):
             found[f"file {place} of config.agent.command"] = file_digest(place)
     if values["tasks"] is not None:
-        found[f"folder of config.tasks={values['tasks']}"] = folder_digest(
-            find_folder(values["tasks"])
-        )
+        found[f"folder of config.tasks={values['tasks']}"] = digest_of(find_folder(values["tasks"]))
     for name, options in environments:
         folder = options.get(_TASK_FOLDERS.get(name))
         if isinstance(folder, str):
