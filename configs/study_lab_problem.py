@@ -35,12 +35,12 @@ RECIPES = {
 # what the adapters can learn: one for all turns takes the steps of all of them.
 PER_TURN = "_per_turn"
 ADAPTERS = {"": {}, PER_TURN: {"lora.per_turn": 8}}
-RATES = {"": (3e-4, 1e-3, 3e-3), PER_TURN: (1e-3, 3e-3, 1e-2)}
+RATES = {"": (3e-4, 1e-3, 3e-3), PER_TURN: (1e-3, 3e-3, 5e-3)}
 
 
 def get_config() -> ConfigDict:
     config = ConfigDict()
-    config.iterations = 30
+    config.iterations = 20
     config.stop_after_idle = None  # a run that collapses is trained to its end too
     config.env = {"name": "lab_problem", "options": {"problem": "deceptive"}}
     config.model = {"path": "package:lab_problem"}
