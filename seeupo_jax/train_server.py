@@ -53,12 +53,17 @@ def _choose(config: Config, given: argparse.Namespace) -> Config:
     """The configuration with the base policy that is meant.
 
     Raises:
-      ValueError: there is none, or it has adapters.
+      ValueError: there is none, or it has adapters; or adapters per turn.
     """
     if config.lora.path is not None:
         raise ValueError(
             f"config.lora.path: got {config.lora.path!r}; allowed: none, since clients' adapters"
             " are on the model itself. Export the adapters with it: config.lora.merge=True."
+        )
+    if config.lora.turn_adapters:
+        raise ValueError(
+            f"config.lora.per_turn: got {config.lora.per_turn}; allowed: 0 and 1, since a client's"
+            " samples and passes name no turn."
         )
     if given.model is not None:
         model = dataclasses.replace(config.model, path=given.model)

@@ -93,6 +93,12 @@ REFUSED = {
         f"--config={CONFIGS / 'order_desk_warm_start.py'}"
     ],
     "--port: got 8000 at 203.0.113.7, which cannot be had": [QUICKSTART, "--host=203.0.113.7"],
+    "config.lora.per_turn: got 2; allowed: 0 and 1, since a client's": [
+        QUICKSTART,
+        "--port=0",
+        "--config.lora.rank=4",
+        "--config.lora.per_turn=2",
+    ],
     "config.lora.path: got 'adapters'; allowed: none, since clients' adapters are on the model": [
         QUICKSTART,
         "--port=0",
