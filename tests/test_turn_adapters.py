@@ -16,6 +16,7 @@ from metric_names import checked
 from places import TINY
 from process_cases import environment
 
+from seeupo_jax.agents.served_address import KEY_VARIABLE
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.loading import from_dict, load_config
@@ -27,7 +28,6 @@ from seeupo_jax.policy.lora import load_adapters
 from seeupo_jax.policy.network import split_model, split_trainable
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.teachers import check_teachers
-from seeupo_jax.serve import KEY_VARIABLE
 from seeupo_jax.training.checks import check_config
 
 ADAPTERS = 3
