@@ -11,7 +11,8 @@ from seeupo_jax.comparison.seed_statistics import seed_interval
 from seeupo_jax.configuration.user_code import text_of
 from seeupo_jax.display.terminal import format_count
 from seeupo_jax.durable_files import write_atomically
-from seeupo_jax.instruments.lab.laboratory import SOLVED
+from seeupo_jax.instruments.lab.laboratory import SOLVED, Result
+from seeupo_jax.instruments.lab.report import draw as draw_values
 from seeupo_jax.instruments.study.cell_results import CellResult
 from seeupo_jax.instruments.study.exact_values import FALL, exact_values
 from seeupo_jax.instruments.study.stability_chart import draw_map
@@ -146,6 +147,9 @@ def _exact(study: Study, results: Mapping[str, CellResult], folder: Path) -> Ite
     tuned = choose(study, results)
     stages = ("final", "ablation", "stability")
     cells = [cell for stage in stages for cell in study.cells(stage, tuned)]
+    found = exact_values(cells, results)
+    if not found:
+        return
     rows = [
         (
             each.stage,
@@ -159,10 +163,8 @@ def _exact(study: Study, results: Mapping[str, CellResult], folder: Path) -> Ite
             f"{each.most:.0e}" if each.most else "0",
             f"{each.outside:.3f}",
         )
-        for each in exact_values(cells, results)
+        for each in found
     ]
-    if not rows:
-        return
     yield "## Exact values"
     yield (
         "Of the policy before training and after every iteration. *iterations*: the median to reach"
@@ -172,6 +174,13 @@ def _exact(study: Study, results: Mapping[str, CellResult], folder: Path) -> Ite
     )
     head = ("stage", "recipe", "point", "runs", "final / optimum", f">= {SOLVED:g}", "iterations")
     yield markdown_table((*head, "fell", "most", "outside"), rows)
+    curves: dict[str, dict[str, Result]] = {}
+    for each in [each for each in found if each.stage == "stability"] or found:
+        curves.setdefault(each.variant, {})[each.point] = each.result
+    yield "Means over the seeds; a band reaches from the worst seed to the best."
+    file = folder / "exact.svg"
+    draw_values(curves, file)
+    yield f"![Exact values]({folder.name}/{file.name})"
 
 
 def _count(value: float) -> str:

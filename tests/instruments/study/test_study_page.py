@@ -86,3 +86,5 @@ def test_exact_values_are_counted_over_runs_and_iterations(tmp_path):
     # Of 1.95 / 2 and 1 / 2: mean 0.7375; one of four iterations fell.
     assert grpo[4].startswith("0.74 [")
     assert grpo[5:] == ["50%", "never", "25.0%", "3e-01", "0.020"]
+    assert "![Exact values](results/exact.svg)" in page
+    assert ">grpo<" in (tmp_path / "results" / "exact.svg").read_text()
