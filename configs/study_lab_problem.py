@@ -7,9 +7,9 @@
         --workdir=runs/study_lab_lottery --results=docs/convergence/lab_lottery
 
 Six recipes from the bundled near-uniform policy, by adapters over its frozen parameters: one for
-all turns, or one for each turn. Three step lengths, the largest of which clipping limits, each with
-its authors' clip range. The exact value of the policy is recorded after every iteration. What is
-predicted: docs/convergence/lab_problems.md.
+all turns, or one for each turn. Plain gradient ascent, as in the laboratory, with three step
+lengths, the largest of which clipping limits, each with its authors' clip range. The exact value of
+the policy is recorded after every iteration. What is predicted: docs/convergence/lab_problems.md.
 """
 
 from ml_collections import ConfigDict
@@ -31,11 +31,9 @@ RECIPES = {
     "grpo": {"recipe": "grpo"},
     "gspo": {"recipe": "gspo"},
 }
-# By the suffix of a recipe's name: fields of the adapters, and learning rates. The largest ends
-# what the adapters can learn: one for all turns takes the steps of all of them.
-PER_TURN = "_per_turn"
-ADAPTERS = {"": {}, PER_TURN: {"lora.per_turn": 8}}
-RATES = {"": (3e-4, 1e-3, 3e-3), PER_TURN: (1e-3, 3e-3, 5e-3)}
+# By the suffix of a recipe's name.
+ADAPTERS = {"": {}, "_per_turn": {"lora.per_turn": 8}}
+RATES = (0.01, 0.03, 0.1)
 
 
 def get_config() -> ConfigDict:
@@ -54,7 +52,8 @@ def get_config() -> ConfigDict:
         "max_context": 64,
         "deterministic": True,  # its environments answer at once
     }
-    config.optimizer = {"name": "adam"}
+    # Adam's steps do not shrink with the gradient: it leaves the letters of a solved problem.
+    config.optimizer = {"name": "sgd", "max_grad_norm": None}
     config.evaluation = {"every": 0, "split": "test", "tasks": 1, "k": 16, "exact": True}
     config.checkpoint = {"every": 0, "keep": 1, "keep_best": 0, "export": False}
     config.telemetry = {"trackers": (), "display": "plain", "trajectory_share": 0.0}
@@ -68,25 +67,30 @@ def get_study() -> dict:
         for name, fields in RECIPES.items()
     }
     clips = {name: OF_GSPO if name.startswith("gspo") else OF_SEEUPO for name in recipes}
-    rates = {name: RATES[PER_TURN if name.endswith(PER_TURN) else ""] for name in recipes}
-    steps = {name: {"optimizer.learning_rate": rates[name], CLIP: clips[name]} for name in recipes}
-    grid = {"optimizer.learning_rate": RATES[""], CLIP: OF_SEEUPO}
+    steps = {name: {"optimizer.learning_rate": RATES, CLIP: clips[name]} for name in recipes}
+    grid = {"optimizer.learning_rate": RATES, CLIP: OF_SEEUPO}
+    authors = {
+        "algorithm.weight_clip": 0.2,
+        "algorithm.advantage_clip": 3.0,
+        "algorithm.ratio": "geometric",
+    }
+    adam = {
+        "optimizer.name": "adam",
+        "optimizer.learning_rate": 1e-3,
+        "optimizer.max_grad_norm": 1.0,
+    }
     return {
         "recipes": recipes,
-        "reference": "seeupo",
+        "reference": "seeupo_per_turn",
         "choose_by": "area",
         "tuning": {"seeds": (100, 101), "grid": grid, "grids": steps},
         "seeds": tuple(range(8)),
         # All step lengths of all recipes, on eight seeds too.
         "stability": {"seeds": tuple(range(100, 108)), "grid": grid, "grids": steps},
-        # As SeeUPO's authors run it.
+        # Weights as SeeUPO's authors have them; and the optimizer that most use.
         "ablations": {
-            f"authors{suffix}": {
-                "of": f"seeupo{suffix}",
-                "algorithm.weight_clip": 0.2,
-                "algorithm.advantage_clip": 3.0,
-                "algorithm.ratio": "geometric",
-            }
+            f"{name}{suffix}": {"of": f"seeupo{suffix}", **fields}
             for suffix in ADAPTERS
+            for name, fields in (("authors", authors), ("adam", adam))
         },
     }
