@@ -162,7 +162,11 @@ def test_the_folder_of_the_quickstart_may_have_spaces():
 
 
 # A file that begins with a policy that another one makes; here with one that is there.
-BEGINS_WITH = {"study_bfcl_worlds.py": ["model.path=package:order_desk"], **TAUGHT_BY}
+BEGINS_WITH = {
+    "study_bfcl_worlds.py": ["model.path=package:order_desk"],
+    "study_order_desk_referral.py": ["model.path=package:order_desk"],
+    **TAUGHT_BY,
+}
 
 
 def test_every_config_file_passes_every_check_and_is_in_the_readme(with_devices):

@@ -123,12 +123,12 @@ def check_teachers(config: Config, mesh: jax.sharding.Mesh, tokenizer: Tokenizer
             _check_server(TeacherServer(path, field), tokenizer)
         if path not in config.teacher.models:
             continue
-        build.check_one_adapter(path, field, "a model of one policy")
         own = as_policy(config, path)
         try:
             build.check_network(own, mesh)
         except ValueError as error:
             raise ValueError(f"{field}={path}: {error}") from error
+        build.check_one_adapter(path, field, "a model of one policy")
         if tokenizer is not None:
             check_tokens(field, path, tokenizer)
     if tokenizer is not None and config.teacher.hint is not None:

@@ -463,7 +463,7 @@ def test_an_engine_is_told_whose_turn_it_is_and_what_is_known_of_it(pair):
     number = task_number("done@2")
     assert [turn for turn in engine.turns if turn.key == 1] == [
         Turn(1, first, 2, number, 3, 0, (TOOL,), iteration=2**31 + 7),
-        Turn(1, later, 2, number, 3, 1, (TOOL,), iteration=2**31 + 7),
+        Turn(1, later, 2, number, 3, 1, (TOOL,), iteration=2**31 + 7, action=1),
     ]
     (other,) = [turn for turn in engine.turns if turn.key == 0]
     assert (other.group, other.task, other.member) == (4, task_number("done@1"), 6)
