@@ -6,8 +6,8 @@
         --workdir=runs/study_referral --results=docs/convergence/order_desk_referral
 
 The first policy refers half of the cases for a reward of 0.5 each, and solves fewer of the others:
-a first turn that learns before the later ones gives the work up. Recipes and adapters as in
-study_lab_problem.py; what is predicted: docs/convergence/lab_problems.md.
+a first turn that learns before the later ones gives the work up. The orders of updates and the
+adapters of study_lab_problem.py, by Adam; what is predicted: docs/convergence/lab_problems.md.
 """
 
 from pathlib import Path
@@ -19,11 +19,12 @@ from seeupo_jax.configuration.config_file import read_values
 PROBLEMS = Path(__file__).with_name("study_lab_problem.py")
 START = Path(__file__).with_name("order_desk_referral_warm_start.py")
 RATES = (1e-4, 3e-4, 1e-3)
+ORDERS = ("seeupo", "forward", "unweighted", "parallel")
 
 
 def get_config() -> ConfigDict:
     config = ConfigDict(read_values(START))
-    config.iterations = 25
+    config.iterations = 16
     config.stop_after_idle = None  # a run that collapses is trained to its end too
     config.model = {"path": "runs/order_desk_referral_warm_start/warm_start"}
     config.warm_start.stages = ()
@@ -31,15 +32,23 @@ def get_config() -> ConfigDict:
     config.algorithm = {"inner_epochs": 4, "kl_coef": 0.0}
     config.optimizer = {"name": "adam"}
     config.evaluation = {"every": 0, "split": "test", "tasks": 64, "k": 4}
-    config.checkpoint = {"every": 10, "keep": 1, "keep_best": 0, "export": False}
+    config.checkpoint = {"every": 0, "keep": 1, "keep_best": 0, "export": False}
     config.telemetry = {"trackers": (), "display": "plain", "trajectory_share": 0.0}
     return config
 
 
 def get_study() -> dict:
     study = read_values(PROBLEMS, "get_study")
-    for part in ("tuning", "stability"):
-        for grid in (study[part]["grid"], *study[part]["grids"].values()):
-            grid["optimizer.learning_rate"] = RATES
-    study["stability"]["seeds"] = (100, 101)
-    return study
+    steps = study["tuning"]["grid"] | {"optimizer.learning_rate": RATES}
+    return {
+        "recipes": {
+            name: fields
+            for name, fields in study["recipes"].items()
+            if name.removesuffix("_per_turn") in ORDERS
+        },
+        "reference": study["reference"],
+        "choose_by": "area",
+        "tuning": {"seeds": (100, 101), "grid": steps},
+        "seeds": tuple(range(8)),
+        "stability": {"seeds": (100, 101), "grid": steps},
+    }
