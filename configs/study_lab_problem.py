@@ -16,7 +16,13 @@ from ml_collections import ConfigDict
 
 TURNS = 4
 CLIP = ("algorithm.clip_low", "algorithm.clip_high")
-OF_SEEUPO, OF_GSPO = ((0.2, 0.2),), ((3e-4, 4e-4),)
+RATE = "optimizer.learning_rate"
+STEPS = {RATE: (0.01, 0.03, 0.1), CLIP: ((0.2, 0.2),)}
+# One loss for all turns has smaller gradients, and a narrow clip range ends them early.
+OWN_STEPS = {
+    "grpo": {RATE: (0.03, 0.1, 0.3), CLIP: ((0.2, 0.2),)},
+    "gspo": {RATE: (0.3, 1.0, 3.0), CLIP: ((3e-4, 4e-4),)},
+}
 # Eq. 8 and 9 of the paper: neither M nor the advantages are clipped, and M has whole ratios.
 THEORY = {
     "algorithm.weight_clip": None,
@@ -33,7 +39,6 @@ RECIPES = {
 }
 # By the suffix of a recipe's name.
 ADAPTERS = {"": {}, "_per_turn": {"lora.per_turn": 8}}
-RATES = (0.01, 0.03, 0.1)
 
 
 def get_config() -> ConfigDict:
@@ -66,9 +71,7 @@ def get_study() -> dict:
         for suffix, adapters in ADAPTERS.items()
         for name, fields in RECIPES.items()
     }
-    clips = {name: OF_GSPO if name.startswith("gspo") else OF_SEEUPO for name in recipes}
-    steps = {name: {"optimizer.learning_rate": RATES, CLIP: clips[name]} for name in recipes}
-    grid = {"optimizer.learning_rate": RATES, CLIP: OF_SEEUPO}
+    grids = {f"{name}{suffix}": own for name, own in OWN_STEPS.items() for suffix in ADAPTERS}
     authors = {
         "algorithm.weight_clip": 0.2,
         "algorithm.advantage_clip": 3.0,
@@ -83,10 +86,10 @@ def get_study() -> dict:
         "recipes": recipes,
         "reference": "seeupo_per_turn",
         "choose_by": "area",
-        "tuning": {"seeds": (100, 101), "grid": grid, "grids": steps},
+        "tuning": {"seeds": (100, 101), "grid": STEPS, "grids": grids},
         "seeds": tuple(range(8)),
         # All step lengths of all recipes, on eight seeds too.
-        "stability": {"seeds": tuple(range(100, 108)), "grid": grid, "grids": steps},
+        "stability": {"seeds": tuple(range(100, 108)), "grid": STEPS, "grids": grids},
         # Weights as SeeUPO's authors have them; and the optimizer that most use.
         "ablations": {
             f"{name}{suffix}": {"of": f"seeupo{suffix}", **fields}
