@@ -109,6 +109,12 @@ def test_it_is_refused_as_the_model_of_one_policy(runs):
     folder, mesh = str(workdir / "policy"), make_mesh(schema.Mesh())
     teacher = {"model": {"path": str(base)}, "teacher": {"path": folder}}
     roles = {"model": {"path": str(base)}, "roles": [{"name": "a"}, {"name": "b", "path": folder}]}
+    model = {"model": {"path": folder}, "warm_start": {"stages": ()}}
+    agent = model | {"agent": {"name": "seeupo_jax.agents.order_desk_agent:play"}}
+    pair = model | {"roles": [{"name": "a"}, {"name": "b"}]}
+    for played in (agent, pair):
+        with pytest.raises(ValueError, match="model.path: got .*, which has 3 adapters per turn"):
+            check_config(from_dict(played), ["test"])  # an evaluation's
     refusing = {
         "model.path": lambda: check_config(from_dict({"model": {"path": folder}})),
         "teacher.path": lambda: check_teachers(from_dict(teacher), mesh, None),
