@@ -28,6 +28,7 @@ from seeupo_jax.policy.lora import load_adapters
 from seeupo_jax.policy.network import split_model, split_trainable
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.teachers import check_teachers
+from seeupo_jax.train_service.build_service import check_server
 from seeupo_jax.training.checks import check_config
 
 ADAPTERS = 3
@@ -115,6 +116,8 @@ def test_it_is_refused_as_the_model_of_one_policy(runs):
     for played in (agent, pair):
         with pytest.raises(ValueError, match="model.path: got .*, which has 3 adapters per turn"):
             check_config(from_dict(played), ["test"])  # an evaluation's
+    with pytest.raises(ValueError, match="model.path: got .*, which has 3 adapters per turn"):
+        check_server(from_dict(model))
     refusing = {
         "model.path": lambda: check_config(from_dict({"model": {"path": folder}})),
         "teacher.path": lambda: check_teachers(from_dict(teacher), mesh, None),
