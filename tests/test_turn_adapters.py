@@ -28,6 +28,7 @@ from seeupo_jax.policy.lora import load_adapters
 from seeupo_jax.policy.network import split_model, split_trainable
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.teachers import check_teachers
+from seeupo_jax.supervised.sft_config import check_sft
 from seeupo_jax.train_service.build_service import check_server
 from seeupo_jax.training.checks import check_config
 
@@ -118,8 +119,10 @@ def test_it_is_refused_as_the_model_of_one_policy(runs):
             check_config(from_dict(played), ["test"])  # an evaluation's
     with pytest.raises(ValueError, match="model.path: got .*, which has 3 adapters per turn"):
         check_server(from_dict(model))
+    further = {"model": {"path": str(base)}, "lora": {"path": folder}, "sft": {"data": "any"}}
     refusing = {
         "model.path": lambda: check_config(from_dict({"model": {"path": folder}})),
+        "lora.path": lambda: check_sft(from_dict(further)),
         "teacher.path": lambda: check_teachers(from_dict(teacher), mesh, None),
         "roles[1].path": lambda: check_frozen_roles(from_dict(roles), mesh),
     }
