@@ -28,6 +28,8 @@ from seeupo_jax.policy.lora import load_adapters
 from seeupo_jax.policy.network import split_model, split_trainable
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.teachers import check_teachers
+from seeupo_jax.supervised.sft_config import check_sft
+from seeupo_jax.train_service.build_service import check_server
 from seeupo_jax.training.checks import check_config
 
 ADAPTERS = 3
@@ -109,8 +111,18 @@ def test_it_is_refused_as_the_model_of_one_policy(runs):
     folder, mesh = str(workdir / "policy"), make_mesh(schema.Mesh())
     teacher = {"model": {"path": str(base)}, "teacher": {"path": folder}}
     roles = {"model": {"path": str(base)}, "roles": [{"name": "a"}, {"name": "b", "path": folder}]}
+    model = {"model": {"path": folder}, "warm_start": {"stages": ()}}
+    agent = model | {"agent": {"name": "seeupo_jax.agents.order_desk_agent:play"}}
+    pair = model | {"roles": [{"name": "a"}, {"name": "b"}]}
+    for played in (agent, pair):
+        with pytest.raises(ValueError, match="model.path: got .*, which has 3 adapters per turn"):
+            check_config(from_dict(played), ["test"])  # an evaluation's
+    with pytest.raises(ValueError, match="model.path: got .*, which has 3 adapters per turn"):
+        check_server(from_dict(model))
+    further = {"model": {"path": str(base)}, "lora": {"path": folder}, "sft": {"data": "any"}}
     refusing = {
         "model.path": lambda: check_config(from_dict({"model": {"path": folder}})),
+        "lora.path": lambda: check_sft(from_dict(further)),
         "teacher.path": lambda: check_teachers(from_dict(teacher), mesh, None),
         "roles[1].path": lambda: check_frozen_roles(from_dict(roles), mesh),
     }

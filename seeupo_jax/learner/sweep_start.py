@@ -197,9 +197,12 @@ def turn_logp(learner: Learner, params: Any, trajectories: Sequence[Trajectory])
     Args:
       params: those of the policy that train.
 
-    Returns: float64 [N, K], nats; 0 where a trajectory has no such turn, or does not count.
+    Returns: float64 [N, K], nats; 0 where a trajectory has no such turn.
     """
-    rows = learner.rows(trajectories)
+    # A sweep leaves out groups of one, and replays experts that a sampler recorded.
+    rows = SegmentBatch.of(
+        trajectories, grouped=False, routing=learner.routing, adapters=learner.adapters
+    )
     layout, batch = _pack_actions(learner, rows)
     logp = _by_segment(rows, layout.spans, learner.scored(params, batch).logp_PA)
     logp_NK = np.zeros((rows.trajectories, rows.turns))

@@ -368,8 +368,8 @@ def read_lora(folder: Path) -> LoraAdapters:
     """The adapters of an adapter_config.json, or of those of turns.
 
     Raises:
-      ValueError: no such file, an unsupported setting, or a single turn, or turns whose settings
-        differ.
+      ValueError: no such file, an unsupported setting, or a single turn, or turns with a gap or
+        whose settings differ.
     """
     folders = turn_folders(folder)
     if not folders:
@@ -379,6 +379,13 @@ def read_lora(folder: Path) -> LoraAdapters:
         raise ValueError(
             f"{folder}: got the adapter of a single turn, {folders[0].name}; allowed: those of"
             " several, without a gap, or the path of that folder itself."
+        )
+    beyond = [*folder.glob(f"{TURN_FOLDER.format('[0-9]*')}/{CONFIG_FILE}")]
+    if len(beyond) > len(folders):
+        missing = TURN_FOLDER.format(len(folders))
+        raise ValueError(
+            f"{folder}: got adapters of turns beyond {missing}, which is missing; allowed: those of"
+            " all turns, without a gap."
         )
     for each, lora in zip(folders[1:], others, strict=True):
         if lora != first:

@@ -173,6 +173,16 @@ def check_trainable(config: Config) -> None:
     check_one_adapter(path, "config.model.path", f"the folder of their model, with {further}")
 
 
+def check_one_conversation(config: Config) -> None:
+    """ValueError: the model's folder is one of adapters per turn, and what plays has no turns of
+    one conversation: an agent, or several roles."""
+    agent, roles = config.agent, [role.name for role in config.roles]
+    for field, value, given in (("agent", agent.label, agent.given), ("roles", roles, roles)):
+        if given:
+            allowed = f"a model of one policy with config.{field}={value}"
+            check_one_adapter(config.model.path, "config.model.path", allowed)
+
+
 def find_model(config: Config) -> tuple[Config, str]:
     """The configuration with a model folder that is there, and where its architecture is from.
 

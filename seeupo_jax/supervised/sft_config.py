@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.learner.state_layout import check_offload
 from seeupo_jax.metrics.trackers import check_trackers
 from seeupo_jax.parallel.mesh import make_mesh, sharding
+from seeupo_jax.policy.lora import turn_folders
 from seeupo_jax.policy_io import build
 from seeupo_jax.supervised.conversation_sources import KINDS
 from seeupo_jax.training.build_learner import new_state
@@ -75,6 +77,12 @@ def check_sft(config: Config) -> None:
         raise ValueError(
             f"config.lora.per_turn: got {config.lora.per_turn}; allowed for sft: 0 or 1, whose"
             " adapters each turn's can begin with, as config.lora.path of a training."
+        )
+    path = config.lora.path
+    if path is not None and (folders := turn_folders(Path(path))):
+        raise ValueError(
+            f"config.lora.path: got {path!r}, which has {len(folders)} adapters per turn; allowed:"
+            f" for sft those of one policy, such as {folders[0]}."
         )
     if sft.patience is not None and not sft.held_out and sft.held_out_data is None:
         raise ValueError(

@@ -27,7 +27,9 @@ except ModuleNotFoundError as error:
 
 
 def check_server(config: Config) -> None:
-    """ValueError: fields of the configuration that a training service does not have."""
+    """ValueError: fields of the configuration or a policy that a training service cannot have."""
+    allowed = "a model of one policy, since a client's samples and passes name no turn"
+    build.check_one_adapter(config.model.path, "config.model.path", allowed)
     if config.optimizer.groups:
         raise ValueError(
             "config.optimizer.groups: got some; allowed: none, since clients train adapters with"

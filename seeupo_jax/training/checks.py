@@ -83,6 +83,7 @@ def check_config(config: Config, splits: Sequence[str] | None = None) -> None:
         build.check_trainable(config)
         build.check_samplers_layout(config, mesh)
         check_teachers(config, mesh, None if config.model.path is None else _tokenizer(config))
+    build.check_one_conversation(config)
     check_frozen_roles(config, mesh)
     check_optimizer(config, mesh, build.total_steps(config))
     check_first_tasks(config, _played_splits(config) if splits is None else splits)

@@ -147,6 +147,7 @@ class _Listing:
         conversation, transcript = self._tokenizer.begin(messages, tools), Transcript()
         over = False
         for turn, (text, tokens) in enumerate(zip(texts, actions, strict=True)):
+            self._check_room(conversation.tokens)
             transcript.read(conversation.tokens)
             transcript.act(tokens, turn, [float("nan")] * len(tokens))
             step = self._environment.step(text)
@@ -154,6 +155,16 @@ class _Listing:
             if not over:
                 conversation = conversation.extend(tokens, step.observation)
         return transcript, over
+
+    def _check_room(self, context: Sequence[int]) -> None:
+        """ValueError: sampling would end an episode here, as `Engine.fits` says."""
+        most, action = self._rollout.max_context, self._rollout.max_action_tokens
+        if len(context) + action > most:
+            raise ValueError(
+                f"config.rollout.max_context: got {most}, which ends an episode of"
+                f" {self._task_id!r} at {len(context)} tokens; allowed with evaluation.exact: room"
+                f" for all turns, each with an action of {action} tokens."
+            )
 
     def _add(self, transcript: Transcript) -> None:
         if len(self.trajectories) == MOST_EPISODES:
@@ -171,7 +182,6 @@ def spellings(tokenizer: Tokenizer, text: str, most: int) -> list[tuple[int, ...
     Raises:
       ValueError: more than `MOST_EPISODES`.
     """
-    wanted = text.encode()
     by_bytes: dict[bytes, list[int]] = {}
     for token, read in enumerate(tokenizer.token_bytes()):
         by_bytes.setdefault(b"" if read.startswith(CONTROL) else read, []).append(token)
@@ -182,7 +192,7 @@ def spellings(tokenizer: Tokenizer, text: str, most: int) -> list[tuple[int, ...
         if token not in tokenizer.end_ids and not tokenizer.text([token])
     ]
 
-    def spell(done: int, room: int) -> Iterator[tuple[int, ...]]:
+    def spell(wanted: bytes, done: int, room: int) -> Iterator[tuple[int, ...]]:
         if done == len(wanted):
             yield ()
         if not room:
@@ -194,9 +204,11 @@ def spellings(tokenizer: Tokenizer, text: str, most: int) -> list[tuple[int, ...
             for token in by_bytes.get(wanted[done:stop], ())
         ]
         for stop, token in heads:
-            yield from ((token, *rest) for rest in spell(stop, room - 1))
+            yield from ((token, *rest) for rest in spell(wanted, stop, room - 1))
 
-    ended = ((*tokens, end) for tokens in spell(0, most - 1) for end in tokenizer.end_ids)
+    written = (text.encode(), f" {text}".encode())  # some decoders strip the first space (Llama 2)
+    bodies = (tokens for wanted in written for tokens in spell(wanted, 0, most - 1))
+    ended = ((*tokens, end) for tokens in bodies for end in tokenizer.end_ids)
     read = (tokens for tokens in ended if tokenizer.text(tokens) == text)
     found = list(itertools.islice(read, MOST_EPISODES + 1))
     if len(found) > MOST_EPISODES:

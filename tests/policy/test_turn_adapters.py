@@ -220,6 +220,13 @@ def test_folders_hold_the_same_bits(name, tmp_path):
 def test_folders_of_other_settings_are_refused(tmp_path):
     model, plain = make()
     save_adapters(model, tmp_path, tmp_path)
+    first, gone = tmp_path / "adapter_2", tmp_path / "adapter_3"
+    first.rename(gone)
+    with pytest.raises(ValueError, match="turns beyond adapter_2, which is missing; allowed: "):
+        load_adapters(plain, tmp_path)
+    gone.rename(first)
+    with pytest.raises(ValueError, match="adapter_0/adapter_config.json: base_model_name_or_path"):
+        from_pretrained(tmp_path)
     config = tmp_path / "adapter_1" / "adapter_config.json"
     text = config.read_text().replace('"lora_alpha": 6.0', '"lora_alpha": 7.0')
     config.write_text(text)

@@ -1,20 +1,25 @@
 """The exact value of a policy against a brute-force twin, and against what it samples."""
 
 import itertools
+import json
 import math
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
 
 import seeupo_jax
 from seeupo_jax import envs, policy
 from seeupo_jax.configuration.loading import from_dict
+from seeupo_jax.envs.base import StepResult
 from seeupo_jax.instruments.lab.problems import PROBLEMS
 from seeupo_jax.instruments.lab.text_problem import LETTERS
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.mesh import training_mesh
+from seeupo_jax.policy.files.tokenizer import load_tokenizer
 from seeupo_jax.policy_io import build
 from seeupo_jax.training.build_learner import build_learner
 from seeupo_jax.training.checks import check_config
@@ -152,6 +157,79 @@ def test_the_spellings_of_an_action_are_all_that_the_environment_reads_as_it():
     assert spellings(tokenizer, "β", 1) == []
 
 
+def test_the_first_space_that_a_decoder_strips_is_spelt_too(tmp_path):
+    """As Llama 2's does, whose own spelling of a text begins with that space."""
+    names = ("<s>", "</s>", "▁", "y", "e", "▁y", "ye")
+    library = Tokenizer(BPE({name: token for token, name in enumerate(names)}, []))
+    library.add_special_tokens(["<s>", "</s>"])
+    steps = (decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse())
+    library.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    library.save(str(tmp_path / "tokenizer.json"))
+    template = "{% for m in messages %}{{ m.content }}</s>{% endfor %}"
+    values = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
+    values |= {"chat_template": template}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(values))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    tokenizer = load_tokenizer(tmp_path)
+    found = {
+        (*tokens, 1)
+        for size in range(4)
+        for tokens in itertools.product([0, *range(2, len(names))], repeat=size)
+        if tokenizer.text((*tokens, 1)) == "ye"
+    }
+    spelt = spellings(tokenizer, "ye", 4)
+    assert len(spelt) == len(set(spelt)) and set(spelt) == found and (5, 4, 1) in found
+
+
+class OneAction:
+    """A world of one task, one turn and one action, the letter β."""
+
+    def __init__(self):
+        self._reward = 0.0
+
+    def task_ids(self, split):
+        return (f"{split}/0",)
+
+    def reset(self, task_id, seed):
+        self._reward = 0.0
+        return ({"role": "user", "content": "1αβ"},), ()
+
+    def step(self, text):
+        self._reward = float(text in self.action_texts())
+        return StepResult((), self._reward, True)
+
+    def score(self):
+        return self._reward
+
+    def close(self):
+        pass
+
+    def action_texts(self):
+        return ("β",)
+
+    def expected_reward(self, task_id, actions):
+        return float(len(actions))
+
+
+def test_a_world_of_a_single_episode_has_a_value():
+    """A sweep would leave it out, since a group of one compares nothing."""
+    given = settings("deceptive", max_turns=1) | {"env": {"name": f"{__name__}:OneAction"}}
+    config = from_dict(given)
+    made = built(config)
+    tokenizer = made.policy.tokenizer
+    with jax.set_mesh(made.policy.mesh):
+        exact = ExactValue(config, tokenizer).metrics(made.learner, made.params)
+    model = made.policy.network.bind(made.policy.merged(made.params))
+    context = tokenizer.begin(*OneAction().reset("test/0", 0)).tokens
+    tokens = [*context, *tokenizer.action("β")]
+    logits = np.asarray(model(np.array([tokens], np.int32))[0], np.float64) / TEMPERATURE
+    logp = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
+    size = len(context)
+    probability = math.exp(sum(logp[i - 1, tokens[i]] for i in (size, size + 1)))
+    assert exact["exact/value"] == pytest.approx(probability, abs=2e-6)
+    assert exact["exact/outside"] == pytest.approx(1 - probability, abs=5e-6)
+
+
 def test_what_cannot_be_listed_is_refused_in_a_sentence():
     def refused(given, sentence):
         with pytest.raises(ValueError, match=sentence):
@@ -164,6 +242,7 @@ def test_what_cannot_be_listed_is_refused_in_a_sentence():
     none = {**given["evaluation"], "tasks": 0}
     refused(given | {"evaluation": none}, f"{exact} evaluation.tasks=0; allowed: False")
     refused(settings("deceptive", max_turns=3), "max_turns: got 3, after which an episode of")
+    refused(settings("deceptive", max_context=31), "max_context: got 31, which ends an episode of")
     refused(settings("deceptive", max_action_tokens=1), "max_action_tokens: got 1 with the action")
     refused(settings("deceptive", max_action_tokens=3), "more than 4096 episodes")
     refused(settings("deceptive", max_action_tokens=32), "is spelt in more than 4096 ways")

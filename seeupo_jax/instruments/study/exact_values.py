@@ -55,7 +55,10 @@ def exact_values(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> li
 def _of_runs(
     stage: str, variant: str, point: str, runs: Sequence[Sequence[Mapping[str, Any]]]
 ) -> ExactValues:
-    value_SI = np.array([[line["exact/value"] for line in lines] for lines in runs])
+    longest = max(map(len, runs))
+    # A run that ended early, as `stop_after_idle` ends it, keeps its policy.
+    kept = [[*lines, *[lines[-1]] * (longest - len(lines))] for lines in runs]
+    value_SI = np.array([[line["exact/value"] for line in lines] for lines in kept])
     outside = max(line["exact/outside"] for lines in runs for line in lines)
     result = Result(runs[0][0]["exact/optimum"], value_SI)
     return ExactValues(stage, variant, point, result, outside)

@@ -20,6 +20,9 @@ _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w.-][\w./-]*)
 # Of a repository's own folder: those below it hold other formats of the same weights.
 _READ = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 _NOT_READ = ["*/*", "consolidated*"]
+# Of one whose own folder has neither of these files: adapters per turn, each in a folder.
+_CONFIGS = ("config.json", "adapter_config.json")
+_OF_TURNS = ["adapter_*/adapter_config.json", "adapter_*/adapter_model.safetensors"]
 
 
 def is_hub_name(path: str | Path) -> bool:
@@ -92,15 +95,18 @@ def _announce(repo: str, revision: str) -> None:
 
 
 def _download(repo: str, revision: str | None, *, local_files_only: bool = False) -> str:
-    return huggingface_hub.snapshot_download(
+    download = functools.partial(
+        huggingface_hub.snapshot_download,
         repo,
         revision=revision,
         endpoint=_endpoint(),
         library_name="seeupo_jax",
-        allow_patterns=_READ,
-        ignore_patterns=_NOT_READ,
         local_files_only=local_files_only,
     )
+    folder = download(allow_patterns=_READ, ignore_patterns=_NOT_READ)
+    if not any(os.path.isfile(os.path.join(folder, name)) for name in _CONFIGS):
+        return download(allow_patterns=_OF_TURNS)
+    return folder
 
 
 def _reason(error: Exception) -> str:

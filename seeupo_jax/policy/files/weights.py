@@ -107,8 +107,9 @@ def base_model_folder(place: Path) -> Path:
             return found
     except ValueError:
         pass  # the sentence below says which adapters it is of
+    of_adapters = next(iter(lora.turn_folders(place)), place) / lora.CONFIG_FILE
     raise ValueError(
-        f"{place / lora.CONFIG_FILE}: base_model_name_or_path is {base!r}; allowed: a model that is"
+        f"{of_adapters}: base_model_name_or_path is {base!r}; allowed: a model that is"
         " here, or its folder as config.model.path and these adapters as config.lora.path."
     )
 

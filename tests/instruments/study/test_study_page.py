@@ -87,4 +87,10 @@ def test_exact_values_are_counted_over_runs_and_iterations(tmp_path):
     assert grpo[4].startswith("0.74 [")
     assert grpo[5:] == ["50%", "never", "25.0%", "3e-01", "0.020"]
     assert "![Exact values](results/exact.svg)" in page
+    # A run that ended early keeps its value: now one of three iterations that are left, of four.
+    cell = next(c for c in study.cells("final", choose(study, results)) if c.variant == "grpo")
+    short = [line for line in results[cell.key].records if line.get("exact/value") != 1.95]
+    results |= by_key([dataclasses.replace(results[cell.key], records=short)])
+    page = study_page.write_page(study, results, tmp_path / "results").read_text()
+    assert rows(page, "Exact values")[2][7:9] == ["25.0%", "3e-01"]
     assert ">grpo<" in (tmp_path / "results" / "exact.svg").read_text()

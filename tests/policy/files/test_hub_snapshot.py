@@ -10,8 +10,10 @@ from hub_stub import running_hub
 from process_cases import environment
 from run_cases import command, save_policy
 
+from seeupo_jax.policy.architecture import LoraAdapters
 from seeupo_jax.policy.files.hub_snapshot import cached_snapshot, hub_revision, hub_snapshot
 from seeupo_jax.policy.files.weights import from_pretrained, read_tokenizer, resolve_path
+from seeupo_jax.policy.lora import TARGETS, attach_adapters, save_adapters
 
 NAME = "team/agent"
 RESOLVE = "import sys; from seeupo_jax.policy.files.weights import resolve_path as f;" + (
@@ -111,6 +113,17 @@ def test_a_repository_without_a_model_in_its_folder_is_refused(hub, tmp_path):
     hub.publish("team/data", tmp_path / "data")
     with pytest.raises(ValueError, match="got 'team/data'; allowed: a folder with a config.json"):
         resolve_path("team/data")
+
+
+def test_adapters_per_turn_are_read_from_their_folders(hub, tmp_path):
+    lora = LoraAdapters(rank=2, alpha=4.0, targets=TARGETS, per_turn=2)
+    made = attach_adapters(from_pretrained(NAME)[0], lora)
+    save_adapters(made, tmp_path / "turns", NAME, read_tokenizer(NAME))
+    hub.publish("team/turns", tmp_path / "turns")
+    model, tokenizer = from_pretrained("team/turns")
+    assert model.arch.turn_adapters == 2 and tokenizer is not None
+    hub_snapshot.cache_clear()
+    assert cached_snapshot("team/turns") == resolve_path("team/turns")
 
 
 @pytest.mark.exhaustive
