@@ -147,6 +147,7 @@ class _Listing:
         conversation, transcript = self._tokenizer.begin(messages, tools), Transcript()
         over = False
         for turn, (text, tokens) in enumerate(zip(texts, actions, strict=True)):
+            self._check_room(len(conversation.tokens))
             transcript.read(conversation.tokens)
             transcript.act(tokens, turn, [float("nan")] * len(tokens))
             step = self._environment.step(text)
@@ -154,6 +155,16 @@ class _Listing:
             if not over:
                 conversation = conversation.extend(tokens, step.observation)
         return transcript, over
+
+    def _check_room(self, context: int) -> None:
+        """ValueError: the sampler would end an episode before an action for want of room."""
+        rollout = self._rollout
+        if (most := context + rollout.max_action_tokens) > rollout.max_context:
+            raise ValueError(
+                f"config.rollout.max_context: got {rollout.max_context} with an episode of"
+                f" {self._task_id!r} that needs {most}; allowed with evaluation.exact: room for"
+                " every action of every episode."
+            )
 
     def _add(self, transcript: Transcript) -> None:
         if len(self.trajectories) == MOST_EPISODES:

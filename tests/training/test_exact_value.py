@@ -164,6 +164,7 @@ def test_what_cannot_be_listed_is_refused_in_a_sentence():
     none = {**given["evaluation"], "tasks": 0}
     refused(given | {"evaluation": none}, f"{exact} evaluation.tasks=0; allowed: False")
     refused(settings("deceptive", max_turns=3), "max_turns: got 3, after which an episode of")
+    refused(settings("deceptive", max_context=8), "max_context: got 8 with an episode of 'test/0'")
     refused(settings("deceptive", max_action_tokens=1), "max_action_tokens: got 1 with the action")
     refused(settings("deceptive", max_action_tokens=3), "more than 4096 episodes")
     refused(settings("deceptive", max_action_tokens=32), "is spelt in more than 4096 ways")
