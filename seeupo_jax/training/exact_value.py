@@ -162,8 +162,8 @@ class _Listing:
         if (most := context + rollout.max_action_tokens) > rollout.max_context:
             raise ValueError(
                 f"config.rollout.max_context: got {rollout.max_context} with an episode of"
-                f" {self._task_id!r} that needs {most}; allowed with evaluation.exact: room for"
-                " every action of every episode."
+                f" {self._task_id!r} that needs {most} or more; allowed with evaluation.exact: room"
+                " for every action of every episode."
             )
 
     def _add(self, transcript: Transcript) -> None:
