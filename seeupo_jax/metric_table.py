@@ -273,6 +273,8 @@ CHARTS = {
         "sweep/kl/turn=T": "KL to the reference",
     },
     "parts": {
+        "exact/value": "Exact value: expected reward of the policy",
+        "exact/outside": "Episodes that end with a text that is no action, exact",
         "rollout/reward_mean/env=NAME": "Reward by environment",
         "rollout/trajectories/env=NAME": "Trajectories by environment",
         "curriculum/success_rate": "Success so far of the tasks drawn",
@@ -303,6 +305,7 @@ DISPLAY = {
     "outcome": {
         "rollout/reward_mean": ("reward", ".2f"),
         "rollout/turns_mean": ("turns", ".1f"),
+        "exact/value": ("exact", ".3f"),
     },
     "speed": {
         "rollout/tokens_per_second": ("rollout", "tok/s"),

@@ -88,7 +88,7 @@ def attach_adapters(
       ValueError: the model has adapters already, or lacks a target.
     """
     if model.arch.lora is not None:
-        raise ValueError("attach: the model has adapters already; allowed: merge(model) first.")
+        raise ValueError("attach: the model has adapters already; allowed: merge_adapters(model).")
     if lora.per_turn:
         alone = attach_adapters(model, replace(lora, per_turn=0), seed=seed, mesh=mesh)
         return stack_adapters([alone] * lora.per_turn, mesh)
@@ -181,7 +181,7 @@ def save_adapters(
     network, params = split_model(model)
     adapters, _ = split_trainable(network, params)
     if some := adapters_of_some_parts(model.arch, adapters):
-        raise ValueError(f"save_adapters: got adapters {some}; allowed: merge(model) first.")
+        raise ValueError(f"save_adapters: got adapters {some}; allowed: merge_adapters(model).")
     tensors = to_peft(_tensors_in_file(model.arch, adapters))
     if jax.process_index() != 0:
         return

@@ -135,8 +135,8 @@ def _measures(runs: Sequence[RunData], name: str, title: str) -> Measures:
 def parts_section(runs: Sequence[RunData]) -> Section | None:
     """Charts of optional metrics; None if these runs have none of them."""
     wanted = charted(runs, "parts")
-    intro = "Of a mixture of environments, a curriculum, branches, value functions, experts and"
-    intro += " other parts that a run may have; what each number is: docs/metrics.md."
+    intro = "Of exact values, a mixture of environments, a curriculum, branches, value functions,"
+    intro += " experts and other parts that a run may have; what each number is: docs/metrics.md."
     return Section("parts", "Parts of these runs", intro, wanted) if wanted else None
 
 

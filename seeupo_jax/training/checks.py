@@ -278,7 +278,7 @@ def _check_no_adapters(path: str | None) -> None:
         raise ValueError(
             f"config.model.path: got {path!r}, which has adapters, with config.lora; allowed: the"
             " folder of their model with config.lora.path, which trains them further, or"
-            " config.lora.merge=True."
+            " config.lora.merge=True. To evaluate or serve the folder, leave config.lora out."
         )
 
 

@@ -8,6 +8,7 @@ from places import ROOT
 from seeupo_jax.display.view import (
     Moment,
     State,
+    iteration_line,
     part_done,
     phase_line,
     rows,
@@ -91,3 +92,9 @@ def test_a_tasks_name_neither_moves_the_cursor_nor_ends_a_line():
     shown = {row.label: row.parts for row in rows(state, Moment(1.0, seen))}
     assert shown["slowest"] == ["35s in a\\x1b[2Jb\\x9b2K  c d"]
     assert phase_line(state, Moment(1.0, seen)).endswith("slowest 35s in a\\x1b[2Jb\\x9b2K  c d")
+
+
+def test_the_line_of_an_iteration_has_the_exact_value_where_there_is_one():
+    metrics = {"rollout/reward_mean": 0.35, "exact/value": 0.36625}
+    state = State(3, 1, "rollout", began=0.0, phase_began=0.0, metrics=metrics)
+    assert iteration_line(state) == "iteration 1/3  reward 0.35  exact 0.366"

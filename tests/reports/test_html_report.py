@@ -155,6 +155,19 @@ def test_parts_that_only_some_runs_have_are_charted_by_the_table(tmp_path):
     }
 
 
+def test_exact_values_are_charted_from_before_training_on(tmp_path):
+    lines = [{"iteration": i, "exact/value": 0.25 + i / 4, "exact/outside": 0.0} for i in (0, 1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    charts = parts_section(load_runs([tmp_path])).wanted
+    value = "Exact value: expected reward of the policy"
+    assert [*charts] == [value, "Episodes that end with a text that is no action, exact"]
+    assert [(r["iteration"], r["value"]) for chart in charts[value] for r in values(chart)] == [
+        (0, 0.25),
+        (1, 0.5),
+        (2, 0.75),
+    ]
+
+
 def test_intervals_of_rollouts_are_as_wide_as_those_of_as_many_coins_as_tasks(runs):
     (row,) = (
         r

@@ -74,7 +74,7 @@ def _check_per_turn(config: Config) -> None:
             "0, since each adapter counts its own steps: warmup_iterations is the same for all",
         ),
         "offload.optimizer": (config.offload.optimizer, not config.offload.optimizer, "False"),
-        "teacher": (config.teacher.places, not config.teacher.given, "none"),
+        "teacher": ([*config.teacher.places.values()], not config.teacher.given, "none"),
         "roles": (
             [role.name for role in config.roles],
             not config.roles,

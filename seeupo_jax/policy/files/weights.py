@@ -272,7 +272,10 @@ def save_pretrained(
         merged (`policy/lora.py`).
     """
     if model.arch.lora is not None:
-        raise ValueError("save_pretrained: got a model with adapters; allowed: merge(model) first.")
+        raise ValueError(
+            "save_pretrained: got a model with adapters; allowed: merge_adapters(model)."
+            " The adapters themselves are written by save_adapters(model, path)."
+        )
     end_ids = () if tokenizer is None else tokenizer.end_ids
     values = config_json(model.arch, end_ids, dtype)
     arch = replace(model.arch, family=values["model_type"])
