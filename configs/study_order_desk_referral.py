@@ -18,13 +18,14 @@ from seeupo_jax.configuration.config_file import read_values
 
 PROBLEMS = Path(__file__).with_name("study_lab_problem.py")
 START = Path(__file__).with_name("order_desk_referral_warm_start.py")
-RATES = (1e-4, 3e-4, 1e-3)
+RATES = (3e-4, 1e-3, 3e-3)
 ORDERS = ("seeupo", "forward", "unweighted", "parallel")
 
 
 def get_config() -> ConfigDict:
     config = ConfigDict(read_values(START))
-    config.iterations = 16
+    config.iterations = 12
+    config.rollout.tasks = 8
     config.stop_after_idle = None  # a run that collapses is trained to its end too
     config.model = {"path": "runs/order_desk_referral_warm_start/warm_start"}
     config.warm_start.stages = ()
