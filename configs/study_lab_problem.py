@@ -24,16 +24,13 @@ OWN_STEPS = {
     "gspo": {RATE: (0.3, 1.0, 3.0), CLIP: ((3e-4, 4e-4),)},
 }
 # Eq. 8 and 9 of the paper: neither M nor the advantages are clipped, and M has whole ratios.
-THEORY = {
-    "algorithm.weight_clip": None,
-    "algorithm.advantage_clip": None,
-    "algorithm.ratio": "product",
-}
+WHOLE = {"algorithm.ratio": "product", "algorithm.advantage_clip": None}
+WEIGHTED = {**WHOLE, "algorithm.weight_clip": None}
 RECIPES = {
-    "seeupo": {"recipe": "seeupo", **THEORY},
-    "forward": {"recipe": "seeupo_forward", **THEORY},
-    "unweighted": {"recipe": "seeupo_unweighted", "algorithm.ratio": "product"},
-    "parallel": {"recipe": "parallel", "algorithm.ratio": "product"},
+    "seeupo": {"recipe": "seeupo", **WEIGHTED},
+    "forward": {"recipe": "seeupo_forward", **WEIGHTED},
+    "unweighted": {"recipe": "seeupo_unweighted", **WHOLE},
+    "parallel": {"recipe": "parallel", **WHOLE},
     "grpo": {"recipe": "grpo"},
     "gspo": {"recipe": "gspo"},
 }
@@ -90,10 +87,19 @@ def get_study() -> dict:
         "seeds": tuple(range(8)),
         # All step lengths of all recipes, on eight seeds too.
         "stability": {"seeds": tuple(range(100, 108)), "grid": STEPS, "grids": grids},
-        # Weights as SeeUPO's authors have them; and the optimizer that most use.
+        # Weights as SeeUPO's authors have them; the optimizer that most use; the largest step, and
+        # what clipping does there.
         "ablations": {
             f"{name}{suffix}": {"of": f"seeupo{suffix}", **fields}
             for suffix in ADAPTERS
             for name, fields in (("authors", authors), ("adam", adam))
+        }
+        | {
+            name: {"of": "seeupo_per_turn", RATE: STEPS[RATE][-1], **fields}
+            for name, fields in (
+                ("large_per_turn", {}),
+                ("large_clipped_advantages_per_turn", {"algorithm.advantage_clip": 3.0}),
+                ("large_clipped_weights_per_turn", {"algorithm.weight_clip": 0.2}),
+            )
         },
     }
