@@ -52,4 +52,9 @@ def get_study() -> dict:
         "tuning": {"seeds": (100, 101), "grid": steps},
         "seeds": tuple(range(8)),
         "stability": {"seeds": (100, 101), "grid": steps},
+        # The tuning chose other steps for these: at SeeUPO's.
+        "ablations": {
+            f"{order}_same_step": {"of": f"{order}_per_turn", "optimizer.learning_rate": RATES[1]}
+            for order in ("forward", "parallel")
+        },
     }
