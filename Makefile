@@ -122,9 +122,10 @@ test: $(VENV)/first-collected
 	@echo "Running the first tier of the tests ..."
 	$(PYTEST) $(FIRST_TIER)
 
+# SHARE=1/3: the first tier and a third of the second one.
 test-all: $(VENV)/collected
-	@echo "Running every test ..."
-	$(PYTEST)
+	@echo "Running $(if $(SHARE),the first tier and share $(SHARE) of the second one,every test) ..."
+	$(PYTEST) $(if $(SHARE),--share=$(SHARE))
 
 # Renews tests/durations.json, which orders the files: on a quiet machine, now and then.
 test-durations: $(VENV)/collected

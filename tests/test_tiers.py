@@ -73,6 +73,33 @@ def test_both_tiers_are_every_test(run):
     assert run("-q").splitlines()[-1].startswith("17 passed in ")
 
 
+@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+def test_shares_of_the_second_tier_are_equal_and_together_all_of_it(run, workers):
+    found = []
+    for part in (1, 2, 3):
+        output = run("-v", f"--share={part}/3", *workers)
+        assert f"Share {part} of 3 of the second tier" in output
+        assert IN_FIRST <= passed(output)
+        found.append(passed(output) - IN_FIRST)
+    assert [len(tests) for tests in found] == [4, 4, 4] and len(set().union(*found)) == 12
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", ""])
+def test_a_share_is_one_of_so_many(run, text):
+    assert f"--share: got {text!r}; allowed: K/N with 1 <= K <= N" in run(f"--share={text}")
+
+
+def test_a_failure_is_named_when_it_happens(run, tmp_path):
+    """Before the tests that follow, and as well by the workers' names as by one process."""
+    failing = "import pytest\n\ndef test_wrong(): assert 1 == 2\n\ndef test_rest(): pass\n"
+    (tmp_path / "tests" / "test_wrong.py").write_text(failing)
+    for workers in ((), ("-n", "1")):
+        output = run("-v", "tests/test_wrong.py", *workers)
+        named = output.index("tests/test_wrong.py::test_wrong (call, ")
+        assert named < output.index("assert 1 == 2") < output.index("= FAILURES =")
+        assert named < output.rindex("test_rest")
+
+
 def test_a_case_that_is_not_there_is_named(run, tmp_path):
     cases = tmp_path / "tests" / "test_cases.py"
     cases.write_text(CASES.replace('sampled("b", "d")', 'sampled("b", "x")'))

@@ -2,12 +2,15 @@
 
 `make test` runs the first tier: the facts of the product. `make test-all` runs every test. In the
 second tier are tests marked `exhaustive`, most cases of tests marked `sampled`, and SECOND_TIER. To
-move a test or a file to the other tier, add or delete one line.
+move a test or a file to the other tier, add or delete one line. With `--share=K/N` a run has the
+first tier and a share of the second one.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +36,8 @@ SECOND_TIER = (
 )
 # Of each file: seconds of its tests of the first tier, and of all; `make test-durations` writes it.
 DURATIONS = ROOT / "tests" / "durations.json"
+WHOLE = (1, 1)
+SHARE_HELP = "of the second tier, the K-th of N equal shares"
 
 
 def in_second_tier(path: Path) -> bool:
@@ -70,15 +75,50 @@ def mark_exhaustive(items: Sequence[pytest.Item], whole_files: bool) -> None:
                 item.add_marker("exhaustive")
 
 
-def sort_longest_first(items: list[pytest.Item], first: bool) -> None:
+def sort_longest_first(items: list[pytest.Item], second: float) -> None:
     """A worker that began a long file last would leave the others idle.
 
-    A file without a duration counts as average.
+    A file without a duration counts as average. `second`: the part of the second tier that is run.
     """
     read = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
-    seconds = {ROOT / file: pair[0 if first else 1] for file, pair in read.items()}
+    seconds = {
+        ROOT / file: first + second * (every - first) for file, (first, every) in read.items()
+    }
     average = sum(seconds.values()) / max(1, len(seconds))
     items.sort(key=lambda item: (-seconds.get(item.path, average), item.path))
+
+
+def share_of(text: str) -> tuple[int, int]:
+    """K and N of `--share=K/N`."""
+    if match := re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text):
+        part, parts = map(int, match.groups())
+        if part <= parts:
+            return part, parts
+    raise argparse.ArgumentTypeError(f"got {text!r}; allowed: K/N with 1 <= K <= N")
+
+
+def of_other_shares(items: Sequence[pytest.Item], part: int, parts: int) -> list[pytest.Item]:
+    """Tests of the second tier, in the order of their files: all but every `parts`-th.
+
+    Neighbours are cases of one test, or use one fixture: each share has some of each.
+    """
+    second = [item for item in items if item.get_closest_marker("exhaustive")]
+    return [item for number, item in enumerate(second) if number % parts != part - 1]
+
+
+class FailureNamer:
+    """Names a failure when it happens: a run that is stopped has named those before."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+            crash = getattr(report.longrepr, "reprcrash", None)
+            terminal.ensure_newline()
+            terminal.write_line(f"{report.nodeid} ({report.when}, {report.duration:.1f} s)")
+            terminal.write_line(str(crash or report.longreprtext)[:2_000])
 
 
 class DurationRecorder:
@@ -105,10 +145,14 @@ class DurationRecorder:
 
 def pytest_addoption(parser):
     parser.addoption("--record-durations", action="store_true", help=f"writes {DURATIONS.name}")
+    parser.addoption("--share", metavar="K/N", type=share_of, default=WHOLE, help=SHARE_HELP)
 
 
 def pytest_configure(config):
-    if config.getoption("record_durations") and not hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):
+        return
+    config.pluginmanager.register(FailureNamer(config))
+    if config.getoption("record_durations"):
         config.pluginmanager.register(DurationRecorder())
 
 
@@ -119,7 +163,11 @@ def pytest_ignore_collect(collection_path, config):
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
 def pytest_collection_modifyitems(items, config):
     mark_exhaustive(items, whole_files=not any("::" in arg for arg in config.args))
-    sort_longest_first(items, only_first(config))
+    part, parts = config.getoption("share")
+    sort_longest_first(items, 0 if only_first(config) else 1 / parts)
+    if left := set(of_other_shares(items, part, parts)):
+        items[:] = [item for item in items if item not in left]
+        config.hook.pytest_deselected(items=[*left])
 
 
 def pytest_deselected(items):
@@ -142,4 +190,8 @@ def pytest_terminal_summary(terminalreporter, config):
         files = [path for path in ROOT.glob("tests/**/test_*.py") if in_second_tier(path)]
         terminalreporter.write_line(
             f"Left to make test-all: {len(files)} files, and the tests that are deselected."
+        )
+    elif (share := config.getoption("share")) != WHOLE:
+        terminalreporter.write_line(
+            "Share {} of {} of the second tier; the others are the tests deselected.".format(*share)
         )
