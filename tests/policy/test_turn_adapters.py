@@ -67,7 +67,10 @@ NETWORKS = {
         TARGETS,
     ),
 }
-TOKENS = np.random.default_rng(2).integers(0, VOCAB, (2, 9))
+# Of these numbers a change of half a unit in the last place of every parameter moves no logit by
+# more than 7e-6. With adapters of 0.3 and other tokens it was 5e-5, since a hidden state nearly
+# vanished: then equal formulas may differ by more than 2e-5, and on one kind of CPU they did.
+TOKENS = np.random.default_rng(6).integers(0, VOCAB, (2, 9))
 
 
 @functools.cache
@@ -85,7 +88,7 @@ def drawn(model, seed=3):
     adapters, frozen = split_trainable(network, params)
     rng = np.random.default_rng(seed)
     numbers = jax.tree.map(
-        lambda x: jnp.asarray(0.3 * rng.normal(size=x.shape), jnp.float32), adapters
+        lambda x: jnp.asarray(0.1 * rng.normal(size=x.shape), jnp.float32), adapters
     )
     return network.bind(join_params(numbers, frozen))
 
