@@ -34,7 +34,7 @@ OTHER_PARTS := part-tools part-models part-appworld part-libtpu part-agents part
 help:
 	@echo "make quickstart   train the bundled example policy and show its learning curve (about 2 minutes)"
 	@echo "make bfcl         the same loop on the real BFCL v4 tasks (about 20 minutes)"
-	@echo "make test         the tests of the product (17 minutes on two slow cores)"
+	@echo "make test         the tests of the product"
 	@echo "make test-all     every test: also instruments, other projects' packages, browsers, every seed"
 	@echo "make harnesses    the coding agents of config.agent.harness (2.1 GB; needs npm)"
 	@echo "make check        style, the rules of imports, and the tests of changed files (FILES='a.py b.py')"

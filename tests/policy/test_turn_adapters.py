@@ -67,9 +67,9 @@ NETWORKS = {
         TARGETS,
     ),
 }
-# Of these numbers a change of half a unit in the last place of every parameter moves no logit by
-# more than 7e-6. With adapters of 0.3 and other tokens it was 5e-5, since a hidden state nearly
-# vanished: then equal formulas may differ by more than 2e-5, and on one kind of CPU they did.
+# Numbers that rounding moves little: with adapters of 0.3 and other tokens, half a unit in the
+# last place of every parameter moved a logit by 5e-5, so that equal formulas may differ by more
+# than 2e-5; on one kind of CPU they did.
 TOKENS = np.random.default_rng(6).integers(0, VOCAB, (2, 9))
 
 
